@@ -1,0 +1,1 @@
+"""Kernels and their launchers. No benchmark code in here."""

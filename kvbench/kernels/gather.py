@@ -1,0 +1,100 @@
+"""Read K and V rows from their slots, one launch for both."""
+
+import torch
+import triton.language as tl
+
+from kvbench.kernels.jit import Kernel
+from kvbench.kernels.rows import row_block
+
+
+def _gather_kv(
+    key_pool,
+    value_pool,
+    slot_mapping,
+    key,
+    value,
+    key_pool_block_stride,
+    key_pool_slot_stride,
+    key_pool_head_stride,
+    key_pool_dim_stride,
+    value_pool_block_stride,
+    value_pool_slot_stride,
+    value_pool_head_stride,
+    value_pool_dim_stride,
+    key_token_stride,
+    key_head_stride,
+    key_dim_stride,
+    value_token_stride,
+    value_head_stride,
+    value_dim_stride,
+    block_size,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # One program moves BLOCK elements of one token's K and V. Offsets that grow with the token or
+    # the block are 64-bit: a pool of a large GPU has more than 2**31 elements.
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token).to(tl.int64)
+    if slot >= 0:  # a negative slot is padding: its output row is left alone
+        block = slot // block_size
+        offset = slot % block_size
+        element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        head = element // HEAD_DIM
+        dim = element % HEAD_DIM
+        mask = element < NUM_HEADS * HEAD_DIM
+
+        key_slot = key_pool + block * key_pool_block_stride + offset * key_pool_slot_stride
+        k = tl.load(
+            key_slot + head * key_pool_head_stride + dim * key_pool_dim_stride, mask=mask
+        )
+        key_row = key + token * key_token_stride
+        tl.store(key_row + head * key_head_stride + dim * key_dim_stride, k, mask=mask)
+
+        value_slot = value_pool + block * value_pool_block_stride + offset * value_pool_slot_stride
+        v = tl.load(
+            value_slot + head * value_pool_head_stride + dim * value_pool_dim_stride, mask=mask
+        )
+        value_row = value + token * value_token_stride
+        tl.store(value_row + head * value_head_stride + dim * value_dim_stride, v, mask=mask)
+
+
+gather_kv_kernel = Kernel(_gather_kv)
+
+
+def gather_kv(
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> None:
+    """Store flat slot slot_mapping[i] of the pools in row i of key and value, in one launch.
+
+    Args:
+        key_pool: [num_blocks, block_size, num_kv_heads, head_dim], any strides.
+        value_pool: As key_pool, with strides of its own.
+        slot_mapping: int32 or int64 [tokens], contiguous. Rows of negative slots are skipped.
+        key: [tokens, num_kv_heads, head_dim], any strides; mutated.
+        value: As key; mutated.
+    """
+    tokens = len(slot_mapping)
+    if tokens == 0:
+        return
+    _, num_heads, head_dim = key.shape
+    block, chunks = row_block(num_heads * head_dim)
+    gather_kv_kernel.on(key.device)[(tokens, chunks)](
+        key_pool,
+        value_pool,
+        slot_mapping,
+        key,
+        value,
+        *key_pool.stride(),
+        *value_pool.stride(),
+        *key.stride(),
+        *value.stride(),
+        key_pool.shape[1],
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK=block,
+    )

@@ -1,0 +1,62 @@
+"""The interface of a strategy: a name, an op, and up to four methods."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+
+from kvbench.cases import Case
+from kvbench.workload import Workload
+
+
+class Strategy(ABC):
+    """One way of doing one op.
+
+    A strategy is stateless; what it needs between `prepare` and `run` is what `prepare` returns.
+    It reads `workload`'s tensors and lists, and a write changes the two pools in place.
+    """
+
+    name: ClassVar[str]
+    """Unique, as "write.loop"."""
+    op: ClassVar[str]
+    """The op it does: one of `cases.OPS`."""
+    summary: ClassVar[str]
+    """What it does, in one line, for `kvbench list`."""
+
+    def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
+        """None if it can do this case on this device, else the reason why not."""
+        return None
+
+    def untimed(self, device: torch.device) -> str | None:  # noqa: ARG002
+        """None if its time on this device means something, else why it is checked, never timed."""
+        return None
+
+    def prepare(self, workload: Workload) -> Any:  # noqa: ANN401, ARG002 - the strategy's own
+        """What an engine does once per step: build a slot mapping, upload a table, compile.
+
+        Returns:
+            Whatever `run` needs. A strategy that does everything in every call has no `prepare`.
+        """
+        return None
+
+    @abstractmethod
+    def run(
+        self,
+        workload: Workload,
+        prepared: Any,  # noqa: ANN401 - the strategy's own
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What an engine does once per layer.
+
+        Args:
+            workload: The case's tensors and the scheduler's lists.
+            prepared: What `prepare` returned for this workload.
+
+        Returns:
+            None for a write. For a read, (K, V), each [tokens, num_kv_heads, head_dim] in the
+            pool's dtype, sequence after sequence.
+        """
+
+    @classmethod
+    def has_prepare(cls) -> bool:
+        """Whether it does anything once per step."""
+        return cls.prepare is not Strategy.prepare

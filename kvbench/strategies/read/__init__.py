@@ -1,0 +1,1 @@
+"""Ways of gathering cached tokens' K/V from the pool."""

@@ -1,0 +1,1 @@
+"""Ways of storing new tokens' K/V in the pool."""

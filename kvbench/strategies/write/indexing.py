@@ -1,0 +1,43 @@
+"""Step 14_1 of the series: advanced indexing, with the index built in every call."""
+
+from typing import ClassVar
+
+import torch
+
+from kvbench.strategies.base import Strategy
+from kvbench.strategies.registry import register
+from kvbench.workload import Workload
+
+
+@register
+class WriteIndexing(Strategy):
+    """One scatter each for K and V, after the launches that build its index from Python lists.
+
+    A batch is indexed sequence by sequence, as an engine that holds one list per sequence would,
+    and scattered at once.
+    """
+
+    name: ClassVar[str] = "write.indexing"
+    op: ClassVar[str] = "write"
+    summary: ClassVar[str] = "index built from the Python list in every call, then pool[b, s] = K"
+
+    def run(self, workload: Workload, prepared: None) -> None:  # noqa: ARG002
+        """Store every token's K and V with pool[physical_blocks, slots] = rows."""
+        block_size, device = workload.block_size, workload.device
+        blocks, slots = [], []
+        for table, start, length in zip(
+            workload.block_tables, workload.starts, workload.lengths, strict=True
+        ):
+            if length == 0:
+                continue
+            positions = torch.arange(start, start + length, device=device)
+            block_table = torch.tensor(table, dtype=torch.int64, device=device)
+            blocks.append(block_table[positions // block_size])
+            slots.append(positions % block_size)
+        if not blocks:
+            return
+        physical_blocks = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        slot_offsets = slots[0] if len(slots) == 1 else torch.cat(slots)
+        tokens = len(physical_blocks)
+        workload.key_pool[physical_blocks, slot_offsets] = workload.key[:tokens]
+        workload.value_pool[physical_blocks, slot_offsets] = workload.value[:tokens]

@@ -1,0 +1,42 @@
+"""The only place that scales seconds and bytes for people. Storage is SI, unscaled."""
+
+_TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
+_BYTE_STEPS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (0, "B"))
+
+MICROSECONDS_PER_SECOND = 1e6
+NANOSECONDS_PER_SECOND = 1e9
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` to so many significant digits, never in scientific notation."""
+    text = f"{value:#.{digits}g}"
+    return f"{float(text):.0f}" if "e" in text else text.rstrip(".")
+
+
+def format_seconds(seconds: float) -> str:
+    """A time for people: 3 significant digits with the unit that suits it, as "12.3 µs"."""
+    scale, unit = next(step for step in _TIME_STEPS if abs(seconds) >= step[0])
+    return f"{significant(seconds / (scale or 1e-9))} {unit}"
+
+
+def format_bytes(nbytes: float) -> str:
+    """A size for people in powers of 1024, as "64.0 MiB"."""
+    scale, unit = next(step for step in _BYTE_STEPS if abs(nbytes) >= step[0])
+    return f"{nbytes:.0f} B" if unit == "B" else f"{significant(nbytes / scale)} {unit}"
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """A rate for people in powers of 1000, as vendors state it: "12.3 GB/s"."""
+    return f"{significant(bytes_per_s / 1e9)} GB/s"
+
+
+def format_duration(seconds: float) -> str:
+    """A waiting time for people: "45 s", "3 min 05 s", "2 h 10 min"."""
+    whole = max(0, round(seconds))
+    if whole < 60:  # noqa: PLR2004 - seconds in a minute
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:  # noqa: PLR2004 - minutes in an hour
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
