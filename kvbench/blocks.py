@@ -35,7 +35,9 @@ def sequences(case: Case) -> tuple[list[int], list[int]]:
         starts[i] += rng.randint(0, 2 * case.block_size)
     # Pairs trade tokens, so that the mean stays seq_len and bytes compare between cases.
     for i in range(0, case.batch - 1, 2):
-        moved = case.seq_len if case.lengths == "holes" else rng.randint(0, max(case.seq_len - 1, 0))
+        moved = (
+            case.seq_len if case.lengths == "holes" else rng.randint(0, max(case.seq_len - 1, 0))
+        )
         lengths[i] += moved
         lengths[i + 1] -= moved
     return starts, lengths

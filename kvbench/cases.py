@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvbench.errors import InputError, unknown
 
@@ -119,7 +120,7 @@ class Case:
 WRITE_ONLY = ("padding", "kv_input")
 """The fields that have a meaning only where rows of K and V are taken in."""
 
-_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
+_DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in dataclasses.fields(Case)}
 
 _LEAST: Mapping[str, int] = {
     "seq_len": 0,
@@ -148,11 +149,12 @@ def _at_least(name: str, value: int, least: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What one axis of a sweep takes: how its values are read, and its default."""
+    """What one axis of a sweep takes: how its values are read, and its defaults."""
 
     name: str
     parse: Callable[[str], tuple[int | str, ...]]
-    default: int | str
+    default: str
+    """The default values, as they would be given."""
     expected: str
 
 
@@ -192,17 +194,16 @@ def _parse_integers(name: str, text: str) -> tuple[int, ...]:
         values.append(following)
 
 
-def _integer_axis(name: str, default: int) -> Axis:
+def _integer_axis(name: str) -> Axis:
     def parse(text: str) -> tuple[int | str, ...]:
         pieces = [piece.strip() for piece in text.split(",")]
         return tuple(itertools.chain.from_iterable(_parse_integers(name, p) for p in pieces))
 
-    return Axis(name, parse, default, f"integers from {_LEAST[name]}, as 1,8 or 1:64:*2")
+    expected = f"integers from {_LEAST[name]}, as 1,8 or 1:64:*2"
+    return Axis(name, parse, _AXIS_DEFAULTS[name], expected)
 
 
-def _word_axis(
-    name: str, default: str, choices: Iterable[str], aliases: Mapping[str, str] | None = None
-) -> Axis:
+def _word_axis(name: str, choices: Iterable[str], aliases: Mapping[str, str] | None = None) -> Axis:
     known = tuple(choices)
 
     def parse(text: str) -> tuple[int | str, ...]:
@@ -211,31 +212,27 @@ def _word_axis(
             _one_of(f"value of axis {name}", word, known)
         return tuple(words)
 
-    return Axis(name, parse, default, ", ".join(known))
+    return Axis(name, parse, _AXIS_DEFAULTS[name], ", ".join(known))
 
+
+_AXIS_DEFAULTS: Mapping[str, str] = {
+    **{name: str(value) for name, value in _DEFAULTS.items()},
+    "op": ",".join(OPS),
+    "seq_len": "128",
+}
 
 AXES: Mapping[str, Axis] = {
     axis.name: axis
     for axis in (
-        _word_axis("op", "write,read", OPS),
-        _integer_axis("seq_len", 128),
-        _word_axis("lengths", "ragged", LENGTHS),
-        _word_axis("kv_input", "contiguous", KV_INPUTS),
-        *(
-            _integer_axis(name, _DEFAULTS[name])
-            for name in (
-                "batch",
-                "start_pos",
-                "padding",
-                "block_size",
-                "num_heads",
-                "num_kv_heads",
-                "head_dim",
-                "seed",
-            )
-        ),
-        _word_axis("dtype", "bf16", DTYPE_BYTES, _DTYPE_ALIASES),
-        _word_axis("block_order", "shuffled", BLOCK_ORDERS),
+        _word_axis("op", OPS),
+        *map(_integer_axis, ("seq_len", "batch", "start_pos")),
+        _word_axis("lengths", LENGTHS),
+        _integer_axis("padding"),
+        _word_axis("kv_input", KV_INPUTS),
+        *map(_integer_axis, ("block_size", "num_heads", "num_kv_heads", "head_dim")),
+        _word_axis("dtype", DTYPE_BYTES, _DTYPE_ALIASES),
+        _word_axis("block_order", BLOCK_ORDERS),
+        _integer_axis("seed"),
     )
 }
 """Every axis of a sweep by name: the fields of a Case."""
@@ -282,8 +279,7 @@ class Axes:
         """
         named = dict(self.values)
         columns = {
-            name: named.get(name, AXES[name].parse(str(axis.default)))
-            for name, axis in AXES.items()
+            name: named.get(name, axis.parse(str(axis.default))) for name, axis in AXES.items()
         }
         cases: dict[Case, None] = {}
         for point in itertools.product(*columns.values()):

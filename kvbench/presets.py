@@ -38,7 +38,7 @@ PRESETS: Mapping[str, Preset] = {
         _preset(
             "cpu",
             "launch-overhead curves on a machine without a GPU (under 5 minutes on two cores)",
-            0.2,
+            0.15,
             "seq_len=1:8192:*2 block_size=16,64 num_kv_heads=8,32",
             "seq_len=1:512:*8 batch=8",
             "seq_len=1:4096:*8 dtype=fp32",
@@ -57,6 +57,23 @@ PRESETS: Mapping[str, Preset] = {
     )
 }
 """Every preset by name."""
+
+CHECK_GRIDS = tuple(
+    Axes.parse(grid.split())
+    for grid in (
+        # From position 253, 6 tokens begin in mid-block and cross a border at every block size.
+        "start_pos=253 seq_len=6 head_dim=64,80,96,128,256 num_kv_heads=1,3,8,32 "
+        "block_size=1,8,16,17,256 dtype=fp32,fp16,bf16",
+        # Every second sequence is empty, the batch is padded, K and V are slices of QKV.
+        "batch=3 lengths=holes start_pos=13 seq_len=3 padding=2 kv_input=contiguous,fused_qkv "
+        "head_dim=80 num_kv_heads=3 num_heads=6 block_size=1,8,16,17,256 dtype=fp32,fp16,bf16",
+        "batch=5 lengths=ragged start_pos=0,7 seq_len=7 head_dim=1,33 num_kv_heads=2 block_size=4 "
+        "block_order=sequential,shuffled,strided",
+        "batch=0,1 seq_len=0 padding=0,3",
+        "batch=2 lengths=equal seq_len=100 head_dim=16 num_kv_heads=2",
+    )
+)
+"""What `kvbench check` covers by default: every shape that has broken a KV-cache kernel."""
 
 
 def get_preset(name: str) -> Preset:

@@ -73,7 +73,7 @@ def build(case: Case, device: torch.device, placement: Placement | None = None) 
         # Engines project Q, K and V in one matrix product and pass slices of it on.
         split = [case.num_heads, case.num_kv_heads, case.num_kv_heads]
         qkv = torch.empty((rows, sum(split), case.head_dim), dtype=dtype, device=device)
-        _, key, value = qkv.split(split, dim=1)
+        _, key, value = torch.split(qkv, split, dim=1)
     else:
         row_shape = (rows, case.num_kv_heads, case.head_dim)
         key = torch.empty(row_shape, dtype=dtype, device=device)

@@ -45,9 +45,7 @@ def _gather_kv(
         mask = element < NUM_HEADS * HEAD_DIM
 
         key_slot = key_pool + block * key_pool_block_stride + offset * key_pool_slot_stride
-        k = tl.load(
-            key_slot + head * key_pool_head_stride + dim * key_pool_dim_stride, mask=mask
-        )
+        k = tl.load(key_slot + head * key_pool_head_stride + dim * key_pool_dim_stride, mask=mask)
         key_row = key + token * key_token_stride
         tl.store(key_row + head * key_head_stride + dim * key_dim_stride, k, mask=mask)
 

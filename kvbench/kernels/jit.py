@@ -21,7 +21,7 @@ class Kernel:
         self.compiled = triton.jit(fn)
         self.interpreted = InterpretedFunction(fn)
 
-    def on(self, device: torch.device) -> Any:  # noqa: ANN401 - Triton's launcher is untyped
+    def on(self, device: torch.device) -> Any:
         """The form for tensors on `device`, to be launched as form[grid](...)."""
         return self.interpreted if device.type == "cpu" else self.compiled
 

@@ -47,9 +47,7 @@ def _scatter_kv(
         key_row = key + token * key_token_stride
         k = tl.load(key_row + head * key_head_stride + dim * key_dim_stride, mask=mask)
         key_slot = key_pool + block * key_pool_block_stride + offset * key_pool_slot_stride
-        tl.store(
-            key_slot + head * key_pool_head_stride + dim * key_pool_dim_stride, k, mask=mask
-        )
+        tl.store(key_slot + head * key_pool_head_stride + dim * key_pool_dim_stride, k, mask=mask)
 
         value_row = value + token * value_token_stride
         v = tl.load(value_row + head * value_head_stride + dim * value_dim_stride, mask=mask)

@@ -12,11 +12,12 @@ from kvbench.workload import Workload
 
 @register
 class ReadSlotMapping(Strategy):
-    """One gather each for K and V over flat slots; the mapping is built and uploaded once a step."""
+    """One gather each for K and V over flat slots; the mapping is built once a step."""
 
     name: ClassVar[str] = "read.slot_mapping"
     op: ClassVar[str] = "read"
     summary: ClassVar[str] = "slot mapping built once a step; each layer gathers over flat slots"
+    allocates: ClassVar[bool] = True
 
     def prepare(self, workload: Workload) -> torch.Tensor:
         """The slot mapping of the batch, int64 [tokens], on the device."""
@@ -25,9 +26,7 @@ class ReadSlotMapping(Strategy):
         )
         return torch.from_numpy(slots).to(workload.device)
 
-    def run(
-        self, workload: Workload, prepared: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, workload: Workload, prepared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V with flat_pool[slot_mapping]."""
         return (
             flat_slots_view(workload.key_pool)[prepared],

@@ -19,6 +19,7 @@ class ReadTriton(Strategy):
     name: ClassVar[str] = "read.triton"
     op: ClassVar[str] = "read"
     summary: ClassVar[str] = "one Triton launch for K and V of the batch over a slot mapping"
+    allocates: ClassVar[bool] = True
 
     def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
         """Any case, where Triton is installed."""
@@ -35,9 +36,7 @@ class ReadTriton(Strategy):
         )
         return torch.from_numpy(slots).to(workload.device)
 
-    def run(
-        self, workload: Workload, prepared: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, workload: Workload, prepared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V."""
         from kvbench.kernels.gather import gather_kv  # noqa: PLC0415 - needs Triton
 

@@ -46,6 +46,4 @@ class WriteTriton(Strategy):
         """Store every token's K and V."""
         from kvbench.kernels.scatter import scatter_kv  # noqa: PLC0415 - needs Triton
 
-        scatter_kv(
-            workload.key, workload.value, workload.key_pool, workload.value_pool, prepared
-        )
+        scatter_kv(workload.key, workload.value, workload.key_pool, workload.value_pool, prepared)

@@ -1,0 +1,56 @@
+# kvbench: every target sets up .venv by itself, once.
+#
+# PYTHON is the interpreter of the environment (3.11 to 3.13). ARGS goes to the command, as in
+# `make bench ARGS="-a dtype=fp16"`.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml requirements.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) \
+	    else "Python %d.%d: expected 3.11 to 3.13; name one, as in make PYTHON=python3.12" % v)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Setting up .venv (once; PyTorch takes a minute or more)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    -c requirements.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: setup
+setup: $(READY) ## Set up .venv
+
+.PHONY: bench
+bench: $(READY) ## Sweep this machine: the GPU preset where a GPU is, else the CPU preset
+	@$(BIN)/kvbench run $(ARGS)
+
+.PHONY: test
+test: $(READY) ## Lint, types and tests (what CI runs)
+	@$(MAKE) --no-print-directory check
+	@$(BIN)/pytest -n auto $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(READY) ## The tests that take longer
+	@$(BIN)/pytest -m slow $(ARGS)
+
+.PHONY: check
+check: $(READY) ## Lint, format, types, import rules, generated parts of the docs; rewrites nothing
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache > .venv/lint-imports.log || { cat .venv/lint-imports.log; false; }
+
+.PHONY: format
+format: $(READY) ## Format and fix what can be fixed
+	@$(BIN)/ruff check --fix --quiet || true
+	@$(BIN)/ruff format --quiet
+
+.PHONY: clean
+clean: ## Remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

@@ -1,0 +1,80 @@
+"""Which strategy is fastest, and by how much."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kvbench.analysis.frame import CASE_FIELDS, timed
+from kvbench.analysis.statistics import ratio_interval
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one strategy did over the cases of one op."""
+
+    strategy: str
+    cases: int
+    """Cases it was timed in."""
+    fastest: int
+    """Cases in which its step was the fastest, or the interval of the ratio includes 1."""
+    slowdown: float
+    """Geometric mean of its step cost over the fastest one's, over those cases."""
+    worst: float
+    """The largest of these ratios."""
+
+
+def step_costs(frame: pd.DataFrame, layers: int) -> pd.DataFrame:
+    """One row per case and timed strategy with the cost of a step: prepare + layers * run.
+
+    Adds the columns prepare_s (0 for a strategy that has none: it does nothing once per step),
+    step_s, and step_samples_s, the step's cost in every round.
+    """
+    keys = [*CASE_FIELDS, "strategy"]
+    runs = timed(frame, "run")
+    prepares = timed(frame, "prepare")[[*keys, "median_s", "samples_s"]]
+    joined = runs.merge(prepares, on=keys, how="left", suffixes=("", "_prepare"))
+    steps = []
+    for run, prepare in zip(joined["samples_s"], joined["samples_s_prepare"], strict=True):
+        once = np.asarray(prepare) if isinstance(prepare, tuple) else 0.0
+        steps.append(once + layers * np.asarray(run))
+    prepare_s = joined["median_s_prepare"].fillna(0.0)
+    return joined.drop(columns=["median_s_prepare", "samples_s_prepare"]).assign(
+        prepare_s=prepare_s,
+        step_s=prepare_s + layers * joined["median_s"],
+        step_samples_s=pd.Series(steps, index=joined.index, dtype=object),
+    )
+
+
+def rank(frame: pd.DataFrame, op: str, layers: int) -> list[Standing]:
+    """The strategies of an op, the one with the least slowdown first.
+
+    Args:
+        frame: Rows of a run.
+        op: The op.
+        layers: Layers of a step.
+    """
+    costs = step_costs(frame[frame["op"] == op], layers)
+    ratios: dict[str, list[float]] = {}
+    fastest: dict[str, int] = {}
+    for _, case in costs.groupby(list(CASE_FIELDS), sort=False):
+        best = case.iloc[int(case["step_s"].argmin())]
+        for _, row in case.iterrows():
+            name = row["strategy"]
+            ratios.setdefault(name, []).append(row["step_s"] / best["step_s"])
+            tied = (
+                name == best["strategy"]
+                or ratio_interval(row["step_samples_s"], best["step_samples_s"]).low <= 1
+            )
+            fastest[name] = fastest.get(name, 0) + tied
+    standings = [
+        Standing(
+            strategy=name,
+            cases=len(values),
+            fastest=fastest[name],
+            slowdown=float(np.exp(np.mean(np.log(values)))),
+            worst=float(max(values)),
+        )
+        for name, values in ratios.items()
+    ]
+    return sorted(standings, key=lambda standing: standing.slowdown)

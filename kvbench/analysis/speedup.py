@@ -1,0 +1,32 @@
+"""Speed-up over a reference strategy, from the ratios within each round."""
+
+import pandas as pd
+
+from kvbench.analysis.frame import CASE_FIELDS, timed
+from kvbench.analysis.statistics import ratio_interval
+
+
+def speedups(frame: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Every timed run with its speed-up over `reference` in the same case.
+
+    Args:
+        frame: Rows of one op.
+        reference: The strategy that is 1.
+
+    Returns:
+        The rows of the cases in which the reference was timed, with the columns speedup,
+        speedup_low and speedup_high.
+    """
+    runs = timed(frame)
+    keys = list(CASE_FIELDS)
+    base = runs[runs["strategy"] == reference][[*keys, "samples_s"]]
+    joined = runs.merge(base, on=keys, suffixes=("", "_base"))
+    estimates = [
+        ratio_interval(base, own)
+        for base, own in zip(joined["samples_s_base"], joined["samples_s"], strict=True)
+    ]
+    return joined.drop(columns="samples_s_base").assign(
+        speedup=[e.median for e in estimates],
+        speedup_low=[e.low for e in estimates],
+        speedup_high=[e.high for e in estimates],
+    )

@@ -1,0 +1,70 @@
+"""Medians and their intervals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A median with the ends of its interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half the interval's width, as a share of the median."""
+        return (self.high - self.low) / 2 / self.median
+
+
+def median_interval(
+    samples: Sequence[float] | npt.NDArray[np.float64],
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = 1999,
+    seed: int = 0,
+) -> Estimate:
+    """The median of samples with its percentile-bootstrap interval.
+
+    The percentile method, because BCa's correction breaks down on the median of ties.
+
+    Args:
+        samples: Two or more samples.
+        confidence: Of the interval.
+        resamples: Bootstrap resamples.
+        seed: Of the resampling; the same samples always give the same interval.
+    """
+    values = np.asarray(samples, dtype=np.float64)
+    interval = stats.bootstrap(
+        (values,),
+        np.median,
+        confidence_level=confidence,
+        n_resamples=resamples,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Estimate(float(np.median(values)), float(interval.low), float(interval.high))
+
+
+def ratio_interval(
+    numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0
+) -> Estimate:
+    """The median of the ratios within each round, with its interval.
+
+    Two strategies sampled in the same round met the same machine; the ratio of their medians would
+    mix rounds.
+
+    Args:
+        numerators: Samples of one strategy, one per round.
+        denominators: Samples of the other, of the same rounds.
+        seed: Of the resampling.
+    """
+    ratios = np.asarray(numerators, dtype=np.float64) / np.asarray(denominators, dtype=np.float64)
+    return median_interval(ratios, seed=seed)

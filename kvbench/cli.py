@@ -1,0 +1,369 @@
+"""The command line: `kvbench run`, `check`, `list`, `rank` and `plot`.
+
+A user's mistake is one line on standard error and exit code 2. Exit code 1 means that kvbench did
+what was asked and a strategy was wrong, or failed.
+"""
+
+import datetime
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.console import Console
+
+import kvbench
+from kvbench.cases import AXES, Axes, Case, expand_all
+from kvbench.errors import InputError, KvbenchError
+from kvbench.presets import CHECK_GRIDS, PRESETS, get_preset
+from kvbench.store import PLOTS_FOLDER, Run, load
+from kvbench.units import format_bandwidth, format_duration, format_seconds
+
+if TYPE_CHECKING:  # imported where needed: `kvbench --help` and `list` should not wait for torch
+    import pandas as pd
+    import torch
+
+    from kvbench.results import Result, RunInfo
+    from kvbench.strategies.base import Strategy
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_AXIS_HELP = "An axis and its values, as seq_len=1:8192:*2 or block_size=16,32. Repeatable."
+_STRATEGY_HELP = 'A strategy, or a pattern as "write.*". Repeatable; all by default.'
+
+
+def _sweep_options(command: F) -> F:
+    for option in (
+        click.option("-a", "--axis", "axes", multiple=True, metavar="NAME=VALUES", help=_AXIS_HELP),
+        click.option(
+            "-s", "--strategy", "patterns", multiple=True, metavar="NAME", help=_STRATEGY_HELP
+        ),
+        click.option(
+            "--device", default="auto", show_default=True, help='"cpu", "cuda", "cuda:1", …'
+        ),
+        click.option(
+            "--load",
+            "files",
+            multiple=True,
+            type=click.Path(path_type=Path),
+            metavar="FILE.py",
+            help="A Python file that registers strategies of your own. Repeatable.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(kvbench.__version__, prog_name="kvbench")
+def cli() -> None:
+    """Which way of writing and reading a paged KV cache is fastest on this machine, and why."""
+
+
+@cli.command()
+@_sweep_options
+@click.option(
+    "--preset", help="A named sweep (see `kvbench list`); by default what suits the device."
+)
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Folder of the run; new or empty."
+)
+@click.option(
+    "--cell-seconds",
+    type=click.FloatRange(min=0.001),
+    help="Most seconds of sampling per strategy, case and phase.",
+)
+@click.option(
+    "--call-budget",
+    "call_budget_s",
+    type=click.FloatRange(min=0.001),
+    default=1.0,
+    show_default=True,
+    help="Most seconds that one call may take; slower strategies get a row that says so.",
+)
+@click.option(
+    "--layers",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Layers of a step: its cost is prepare + layers x run.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Decides data, block order and the order of measuring.",
+)
+def run(
+    axes: tuple[str, ...],
+    patterns: tuple[str, ...],
+    device: str,
+    files: tuple[Path, ...],
+    preset: str | None,
+    out: Path | None,
+    cell_seconds: float | None,
+    call_budget_s: float,
+    layers: int,
+    seed: int,
+) -> None:
+    """Check, time, rank and plot strategies over a sweep.
+
+    The sweep is a preset, or the axes given with -a; with both, the axes replace those of the
+    preset.
+    """
+    overrides = Axes.parse(axes)
+    if seed and "seed" not in dict(overrides.values):
+        overrides = overrides.override(Axes((("seed", (seed,)),)))
+    named = get_preset(preset) if preset is not None else None
+
+    from kvbench import devices
+    from kvbench.sweep.runner import Plan, run_sweep
+
+    strategies = _strategies(patterns, files)
+    target = devices.resolve(device)
+    suited = PRESETS["cpu" if target.type == "cpu" else "gpu"]
+    if named is None and axes:
+        cases = overrides.expand()
+    else:
+        named = named or suited
+        cases = named.cases(overrides)
+    ops = {strategy.op for strategy in strategies}
+    plan = Plan(
+        cases=tuple(case for case in cases if case.op in ops),
+        strategies=strategies,
+        device=target,
+        command=_command_line(),
+        preset=named.name if named else None,
+        seed=seed,
+        cell_seconds=cell_seconds or (named or suited).cell_seconds,
+        call_budget_s=call_budget_s,
+        layers=layers,
+    )
+    folder = out or _new_folder(target)
+    _say(
+        f"{len(plan.cases)} cases, {plan.rows()} strategy timings on {target}"
+        f"{f', preset {named.name}' if named else ''}, into {folder}"
+    )
+    started = datetime.datetime.now(datetime.UTC)
+    with _meter(len(plan.cases)) as meter:
+
+        def on_case(case: Case, _: Sequence["Result"]) -> None:
+            meter.advance(f"{case.op} seq_len={case.seq_len} batch={case.batch}")
+
+        run_sweep(plan, folder, on_case)
+    seconds = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
+    _say(f"Measured in {format_duration(seconds)}.")
+
+    done = _load(folder)
+    frame = _frame(done)
+    _print_tables(frame, layers, markdown=False)
+    _print_untimed(frame)
+    _print_environment(done.info)
+    _save_plots(done, frame, folder / PLOTS_FOLDER)
+    _exit_if_wrong(frame)
+
+
+@cli.command()
+@_sweep_options
+def check(
+    axes: tuple[str, ...], patterns: tuple[str, ...], device: str, files: tuple[Path, ...]
+) -> None:
+    """Prove strategies correct against the oracle, bit for bit, without timing anything.
+
+    Axes given with -a replace the default grid.
+    """
+    cases = Axes.parse(axes).expand() if axes else expand_all(CHECK_GRIDS)
+
+    from kvbench import devices
+    from kvbench.report.tables import check_table
+    from kvbench.sweep.checking import check_all
+
+    strategies = _strategies(patterns, files)
+    target = devices.resolve(device)
+    with _meter(len(cases)) as meter:
+        report = check_all(cases, strategies, target, lambda case: meter.advance(case.op))
+    out.print(check_table(report.counts, len(cases), str(target)).rich())
+    for note in report.notes:
+        _say(note)
+    for fault in report.faults:
+        _say(fault)
+    if report.faults:
+        _say(f"FAILED: {len(report.faults)} of {report.total()} checks")
+        sys.exit(1)
+    if not report.count("checked"):
+        raise InputError("nothing was checked: none of these strategies does any of these cases")
+
+
+@cli.command(name="list")
+@click.option("--device", default="auto", show_default=True, help='"cpu", "cuda", …')
+@click.option(
+    "--load",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.py",
+    help="A Python file that registers strategies of your own. Repeatable.",
+)
+def list_(device: str, files: tuple[Path, ...]) -> None:
+    """Show strategies, axes and presets, and what this device can't do."""
+    from kvbench import devices
+    from kvbench.report.tables import Table
+
+    target = devices.resolve(device)
+    rows = []
+    for strategy in _strategies((), files):
+        case = Axes.parse([f"op={strategy.op}"]).expand()[0]
+        unsupported = strategy.supports(case, target)
+        note = unsupported or strategy.untimed(target) or "checked and timed"
+        rows.append((strategy.name, strategy.summary, note))
+    out.print(Table("Strategies", ("name", "what it does", f"on {target}"), tuple(rows)).rich())
+    axes = tuple((a.name, str(a.default), a.expected) for a in AXES.values())
+    out.print(Table("Axes (-a name=values)", ("name", "default", "values"), axes).rich())
+    presets = tuple((p.name, p.summary, str(len(p.cases()))) for p in PRESETS.values())
+    out.print(Table("Presets (--preset)", ("name", "what it covers", "cases"), presets).rich())
+
+
+@cli.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
+)
+@click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
+def rank(folder: Path, layers: int | None, *, markdown: bool) -> None:
+    """Print the ranking of a run: which strategy is fastest, and by how much."""
+    done = _load(folder)
+    frame = _frame(done)
+    _print_tables(frame, layers or done.info.layers, markdown=markdown)
+    if not markdown:
+        _print_untimed(frame)
+
+
+@cli.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Where to; RUN/plots by default."
+)
+def plot(folder: Path, out: Path | None) -> None:
+    """Draw the launch-overhead curves and speed-ups of a run, as PNG and SVG."""
+    done = _load(folder)
+    _save_plots(done, _frame(done), out or folder / PLOTS_FOLDER)
+
+
+def _strategies(patterns: Iterable[str], files: Iterable[Path]) -> tuple["Strategy", ...]:
+    from kvbench.strategies import registry
+
+    registry.load_builtin()
+    for file in files:
+        registry.load_file(file)
+    return registry.select(patterns)
+
+
+def _frame(done: Run) -> "pd.DataFrame":
+    from kvbench.analysis.frame import to_frame
+
+    return to_frame(done.results)
+
+
+def _meter(total: int) -> Any:  # noqa: ANN401 - a context manager of one method
+    from kvbench.report.progress import Meter
+
+    return Meter(out, total)
+
+
+def _load(folder: Path) -> Run:
+    done = load(folder)
+    for warning in done.warnings:
+        err.print(f"warning: {warning}", soft_wrap=True, markup=False)
+    return done
+
+
+def _new_folder(device: "torch.device") -> Path:
+    stamp = datetime.datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
+    return Path("results") / f"{stamp}-{device.type}"
+
+
+def _command_line() -> str:
+    return shlex.join(["kvbench", *sys.argv[1:]])
+
+
+def _say(text: str) -> None:
+    out.print(text, soft_wrap=True, markup=False)
+
+
+def _print_tables(frame: "pd.DataFrame", layers: int, *, markdown: bool) -> None:
+    from kvbench.cases import OPS
+    from kvbench.report.tables import ranking_table, times_table
+
+    for op in OPS:
+        times = times_table(frame, op, layers)
+        if times is None:
+            continue
+        for table in (ranking_table(frame, op, layers), times):
+            if markdown:
+                click.echo(f"{table.markdown()}\n")
+            else:
+                out.print(table.rich())
+
+
+def _print_untimed(frame: "pd.DataFrame") -> None:
+    from kvbench.report.tables import untimed_table
+
+    table = untimed_table(frame)
+    if table is not None:
+        out.print(table.rich())
+
+
+def _print_environment(info: "RunInfo") -> None:
+    environment = info.environment
+    floors = ", ".join(f"{n} {format_seconds(s)}" for n, s in info.floors_s.items())
+    _say(
+        f"{environment.device_name}, {environment.usable_cpus} CPUs, torch {environment.torch}; "
+        f"copy {format_bandwidth(info.copy_bandwidth.bytes_per_s)} ({info.copy_bandwidth.how}); "
+        f"an empty call: {floors}"
+    )
+
+
+def _save_plots(done: Run, frame: "pd.DataFrame", folder: Path) -> None:
+    from kvbench.report.plots import figures
+    from kvbench.report.save import save_figure
+
+    paths: list[Path] = []
+    for name, figure in figures(frame, done.info):
+        paths += save_figure(figure, folder, name)
+    if not paths:
+        _say("No plots: no strategy was timed at two or more values of seq_len.")
+    for path in paths:
+        _say(str(path))
+
+
+def _exit_if_wrong(frame: "pd.DataFrame") -> None:
+    wrong = frame[frame["status"].isin(["incorrect", "failed"])]
+    if not wrong.empty:
+        _say(f"FAILED: {len(wrong)} rows are incorrect or failed; each names its command:")
+        for _, row in wrong.iterrows():
+            _say(f"{row['strategy']} {row['status']}: {row['reason']}\n  {row['repro']}")
+        sys.exit(1)
+
+
+def main() -> None:
+    """The `kvbench` command."""
+    try:
+        cli.main(prog_name="kvbench", standalone_mode=False)
+    except KvbenchError as error:
+        _fail(str(error))
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except click.Abort:
+        err.print("interrupted")
+        sys.exit(130)
+
+
+def _fail(message: str) -> None:
+    err.print(f"error: {' '.join(message.split())}", soft_wrap=True, markup=False)
+    sys.exit(2)

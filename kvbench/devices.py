@@ -1,0 +1,50 @@
+"""Devices through torch's device-neutral API: CUDA, ROCm and XPU alike, and the CPU."""
+
+import psutil
+import torch
+
+from kvbench.errors import InputError
+
+
+def available() -> tuple[str, ...]:
+    """The devices that tensors can live on here, accelerators first."""
+    accelerators: list[str] = []
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        assert kind is not None  # noqa: S101 - is_available says so
+        accelerators = [f"{kind.type}:{i}" for i in range(torch.accelerator.device_count())]
+    return (*accelerators, "cpu")
+
+
+def resolve(name: str) -> torch.device:
+    """The device of that name; "auto" is the first accelerator, or the CPU where there is none.
+
+    Raises:
+        InputError: No such device here.
+    """
+    known = available()
+    if name == "auto":
+        return torch.device(known[0])
+    wanted = f"{name}:0" if f"{name}:0" in known else name
+    if wanted not in known:
+        raise InputError(
+            f"device {name!r} is not here (torch {torch.__version__}); "
+            f"expected one of: {', '.join(known)}"
+        )
+    return torch.device(wanted)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that was handed to it. A CPU always has."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that new tensors can take on the device."""
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().available)
+    module = torch.get_device_module(device)
+    free, _ = module.mem_get_info(device)
+    cached = module.memory_reserved(device) - module.memory_allocated(device)
+    return int(free + cached)

@@ -1,0 +1,1 @@
+"""Plots and tables: functions from frames to figures, without input or output."""

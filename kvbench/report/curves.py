@@ -1,0 +1,114 @@
+"""Launch-overhead curves: time per call over seq_len, a line per strategy."""
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes as Panel
+from matplotlib.figure import Figure
+
+from kvbench.analysis.frame import timed
+from kvbench.report.panels import Page, label_ends, log_axes, make_panels
+from kvbench.report.style import FLOOR_COLOUR, colour, marker, styled
+from kvbench.results import RunInfo
+from kvbench.units import MICROSECONDS_PER_SECOND as US
+from kvbench.units import format_bandwidth, format_bytes
+
+Floats = npt.NDArray[np.float64]
+
+_TITLES = {
+    "write": "Writing K/V into a paged cache: time per call",
+    "read": "Reading K/V from a paged cache: time per call",
+}
+
+
+def launch_overhead_figure(page: Page, op: str, info: RunInfo) -> Figure:
+    """Time per call over seq_len, log-log: flat is overhead, a slope of 1 is work.
+
+    Bands are the medians' intervals. Dotted lines are prepare, paid once a step rather than once a
+    layer. The dashed line is the same bytes at the copy bandwidth measured in the same run.
+
+    Args:
+        page: Rows of one op, run and prepare.
+        op: The op.
+        info: The run's bandwidth, device and clock.
+    """
+    environment = info.environment
+    footnote = (
+        f"{environment.device_name}, {environment.usable_cpus} CPUs, torch {environment.torch}, "
+        f"{info.created[:10]}; wall clock, hot caches, median with its 95 % interval. "
+        "Dotted: prepare, once a step. Dashed: the same bytes at copy speed."
+    )
+    seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
+    with styled():
+        figure, panels = make_panels(page, _TITLES.get(op, f"{op}: time per call"), footnote)
+        drawn = []
+        for panel, block, heads in panels:
+            ends = _draw(panel, page, block, heads, info)
+            log_axes(panel, seq_lens)
+            drawn.append((panel, ends))
+        for panel, _ in drawn[:: len(page.block_sizes)]:
+            panel.set_ylabel("µs per call")
+        figure.draw_without_rendering()  # fixes the limits that labels are placed by
+        for panel, ends in drawn:
+            label_ends(panel, ends)
+    return figure
+
+
+def _draw(
+    panel: Panel, page: Page, block: int, heads: int, info: RunInfo
+) -> list[tuple[float, float, str, str]]:
+    rows = page.rows[(page.rows["block_size"] == block) & (page.rows["num_kv_heads"] == heads)]
+    ends: list[tuple[float, float, str, str]] = []
+    for strategy, line in timed(rows).groupby("strategy", sort=True):
+        points = line.sort_values("seq_len")
+        name = str(strategy)
+        x = points["seq_len"].to_numpy(dtype=float)
+        y = points["median_s"].to_numpy() * US
+        panel.plot(x, y, marker=marker(name), color=colour(name))
+        panel.fill_between(
+            x,
+            points["low_s"].to_numpy() * US,
+            points["high_s"].to_numpy() * US,
+            color=colour(name),
+            alpha=0.25,
+            linewidth=0,
+        )
+        ends.append((x[-1], y[-1], name.partition(".")[2], colour(name)))
+    for strategy, line in timed(rows, "prepare").groupby("strategy", sort=True):
+        points = line.sort_values("seq_len")
+        x, y = points["seq_len"].to_numpy(dtype=float), points["median_s"].to_numpy() * US
+        panel.plot(x, y, color=colour(str(strategy)), linestyle=":", linewidth=1.2)
+        ends.append((x[-1], y[-1], "prepare", colour(str(strategy))))
+    floor = rows.drop_duplicates("seq_len").sort_values("seq_len")
+    if len(floor):
+        x = floor["seq_len"].to_numpy(dtype=float)
+        nbytes = floor["least_bytes"].to_numpy(dtype=float)
+        y = nbytes / info.copy_bandwidth.bytes_per_s * US
+        panel.plot(x, y, color=FLOOR_COLOUR, linestyle="--", linewidth=1.1, zorder=1)
+        text = f"copy, {format_bandwidth(info.copy_bandwidth.bytes_per_s)}"
+        ends.append((x[-1], y[-1], text, FLOOR_COLOUR))
+        _mark_cache(panel, x, nbytes, info)
+    return ends
+
+
+def _mark_cache(panel: Panel, seq_lens: Floats, nbytes: Floats, info: RunInfo) -> None:
+    """Mark where the bytes of a call outgrow the CPU's cache.
+
+    Left of it, beating the copy is expected: the copy goes to memory.
+    """
+    cache = info.environment.last_level_cache_bytes
+    if cache is None or info.environment.device != "cpu":
+        return
+    if not nbytes[0] < cache < nbytes[-1]:
+        return
+    edge = float(np.exp(np.interp(np.log(cache), np.log(nbytes), np.log(seq_lens))))
+    panel.axvline(edge, color=FLOOR_COLOUR, linewidth=0.8, linestyle=(0, (1, 2)))
+    panel.text(
+        edge,
+        0.985,
+        f"fits {format_bytes(cache)} cache ",
+        transform=panel.get_xaxis_transform(),
+        ha="right",
+        va="top",
+        fontsize=7.5,
+        color=FLOOR_COLOUR,
+    )

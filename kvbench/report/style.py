@@ -1,0 +1,64 @@
+"""How every plot looks: one colour per strategy, sizes that read at a README's width."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+
+# Okabe and Ito's palette, told apart with any colour vision. Yellow is too pale for a line.
+_FAMILY_COLOURS = {
+    "loop": "#D55E00",
+    "indexing": "#0072B2",
+    "slot_mapping": "#009E73",
+    "triton": "#CC79A7",
+}
+_OTHER_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#7F7F7F", "#8C510A", "#4B0092")
+_MARKERS = {"loop": "o", "indexing": "s", "slot_mapping": "D", "triton": "^"}
+
+FLOOR_COLOUR = "#595959"
+WIDTH_IN = 8.8
+"""A README shows about 880 pixels: 100 to an inch, so that 9 points are 12.5 pixels."""
+
+_RC: Any = {
+    "axes.edgecolor": "#404040",
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9.5,
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "grid.alpha": 0.35,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 3.5,
+    "savefig.dpi": 200,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "kvbench",
+}
+
+
+def _family(strategy: str) -> str:
+    return strategy.partition(".")[2]
+
+
+def colour(strategy: str) -> str:
+    """A strategy's colour in every plot: that of its family, the same for reads and writes."""
+    family = _family(strategy)
+    other = _OTHER_COLOURS[zlib.crc32(family.encode()) % len(_OTHER_COLOURS)]
+    return _FAMILY_COLOURS.get(family, other)
+
+
+def marker(strategy: str) -> str:
+    """A strategy's marker, so that colour is not all that tells lines apart."""
+    return _MARKERS.get(_family(strategy), "v")
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Figures made inside look like kvbench's; outside nothing changes."""
+    with mpl.rc_context(_RC):
+        yield

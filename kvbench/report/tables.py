@@ -1,0 +1,144 @@
+"""Tables: what they say, apart from how they are shown (a terminal, Markdown)."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from rich.table import Table as RichTable
+
+from kvbench.analysis.frame import groups, timed
+from kvbench.analysis.ranking import rank, step_costs
+from kvbench.units import format_seconds, significant
+
+_MOST_COLUMNS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, a header and rows of text; the first column is left-aligned, the rest right."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def rich(self) -> RichTable:
+        """For a terminal."""
+        table = RichTable(title=self.title, title_justify="left", title_style="bold")
+        for index, name in enumerate(self.header):
+            table.add_column(name, justify="right" if index else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        """For a document."""
+        rule = ("---", *("---:" for _ in self.header[1:]))
+        lines = [f"| {' | '.join(row)} |" for row in (self.header, rule, *self.rows)]
+        return "\n".join([f"**{self.title}**", "", *lines])
+
+
+def ranking_table(frame: pd.DataFrame, op: str, layers: int) -> Table:
+    """The strategies of an op, the best first, over all cases of a run."""
+    return Table(
+        f"{op}: cost of a step of {layers} layers (prepare + {layers} x run)",
+        ("strategy", "geometric mean", "worst", "fastest or tied", "cases"),
+        tuple(
+            (
+                standing.strategy,
+                f"{significant(standing.slowdown)}x the fastest",
+                f"{significant(standing.worst)}x",
+                str(standing.fastest),
+                str(standing.cases),
+            )
+            for standing in rank(frame, op, layers)
+        ),
+    )
+
+
+def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
+    """Median times by seq_len in the run's main setting; None if nothing was timed.
+
+    A line per strategy: its run, once a layer, then its share of a step, (prepare + layers * run) /
+    layers, where that is another.
+    """
+    runs = timed(frame[frame["op"] == op])
+    if runs.empty:
+        return None
+    shared, rows = groups(runs, ("seq_len",))[0]
+    costs = step_costs(frame[frame["op"] == op], layers).merge(
+        rows[["seq_len", *shared, "strategy"]], on=["seq_len", *shared, "strategy"]
+    )
+    seq_lens = _spaced(sorted(int(n) for n in costs["seq_len"].unique()))
+    lines = []
+    for strategy, own in costs.groupby("strategy", sort=True):
+        by_length = own.set_index("seq_len")
+        lines.append((str(strategy), *(_time(by_length["median_s"], n) for n in seq_lens)))
+        if own["prepare_s"].gt(0).any():
+            per_layer = by_length["step_s"] / layers
+            lines.append((f"{strategy}, with prepare", *(_time(per_layer, n) for n in seq_lens)))
+    setting = f"block size {shared['block_size']}, {shared['num_kv_heads']} KV heads"
+    return Table(
+        f"{op}: time per call by seq_len ({setting}, {shared['dtype']}, batch {shared['batch']}; "
+        f"with prepare: spread over {layers} layers)",
+        ("strategy", *(f"{n:,}" for n in seq_lens)),
+        tuple(lines),
+    )
+
+
+def _time(times: "pd.Series[float]", seq_len: int) -> str:
+    return format_seconds(times.loc[seq_len]) if seq_len in times.index else "—"
+
+
+def _spaced(values: Sequence[int]) -> list[int]:
+    """At most so many values, the ends among them, evenly apart."""
+    last = len(values) - 1
+    count = min(_MOST_COLUMNS, len(values))
+    picked = {round(i * last / max(count - 1, 1)) for i in range(count)}
+    return [values[i] for i in sorted(picked)]
+
+
+_CHECK_COLUMNS = (
+    ("correct", "checked"),
+    ("unsupported", "unsupported"),
+    ("incorrect", "incorrect"),
+    ("failed", "failed"),
+)
+
+
+def check_table(counts: Mapping[str, Counter[str]], cases: int, device: str) -> Table:
+    """What became of the checks, a line per strategy.
+
+    Args:
+        counts: By strategy, how many cases ended with each status.
+        cases: The cases.
+        device: Where they were checked.
+    """
+    return Table(
+        f"{cases} cases on {device}, bit for bit",
+        ("strategy", *(title for title, _ in _CHECK_COLUMNS)),
+        tuple(
+            (name, *(str(counter[status]) for _, status in _CHECK_COLUMNS))
+            for name, counter in counts.items()
+        ),
+    )
+
+
+def untimed_table(frame: pd.DataFrame) -> Table | None:
+    """What was not timed and why, alike reasons together; None if everything was."""
+    rest = frame[frame["status"] != "ok"]
+    if rest.empty:
+        return None
+    found: dict[tuple[str, str], list[str]] = {}
+    for strategy, status, reason in zip(
+        rest["strategy"], rest["status"], rest["reason"], strict=True
+    ):
+        found.setdefault((strategy, status), []).append(reason)
+    return Table(
+        "Not timed",
+        ("strategy", "status", "cases", "reason (of the first)"),
+        tuple(
+            (strategy, status, str(len(reasons)), reasons[0])
+            for (strategy, status), reasons in sorted(found.items())
+        ),
+    )

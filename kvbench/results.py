@@ -1,0 +1,149 @@
+"""What a sweep leaves behind: Result rows and the run they belong to. Torch-free.
+
+Changing a field's meaning, or removing one, needs a new SCHEMA_VERSION.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.cases import Case
+from kvbench.errors import InputError
+
+SCHEMA_VERSION = 1
+
+Status = Literal[
+    "ok", "checked", "unsupported", "incorrect", "failed", "over budget", "does not fit"
+]
+"""ok: correct and timed. checked: correct, and not timed for the reason given. unsupported: the
+strategy can't do this case. incorrect: a bit was wrong. failed: it raised. over budget: one call
+would take too long. does not fit: the case needs more memory than there is."""
+
+Phase = Literal["run", "prepare"]
+"""prepare: once per step. run: once per layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The time of one call, and everything needed to judge it.
+
+    Raises:
+        InputError: A time is not a finite positive number, or there is none.
+    """
+
+    clock: str
+    """What was timed. "wall": host time around calls and one synchronisation, per call."""
+    samples_s: tuple[float, ...]
+    """Seconds per call, one sample per round, in the order of the rounds; nothing dropped. Sample
+    i of every strategy of a case comes from the same round."""
+    calls_per_sample: int
+    """Calls that each sample is the mean of."""
+    median_s: float
+    low_s: float
+    """Lower end of the bootstrap interval of the median."""
+    high_s: float
+    """Upper end of it."""
+    confidence: float
+    """Confidence of the interval, as 0.95."""
+    stopped_by: Literal["precision", "time", "rounds"]
+    """What ended the sampling: the interval was narrow enough, the time or the rounds ran out."""
+    floor_s: float
+    """The same clock's time for an empty call: reported, never subtracted."""
+    cache_state: Literal["hot"]
+    """"hot": every call uses the same buffers."""
+    allocates: bool
+    """Whether each call allocates its output anew."""
+    nbytes: int | None
+    """The least traffic of one call (see Case.nbytes); None for a prepare, which moves no K/V."""
+
+    def __post_init__(self) -> None:
+        times = (*self.samples_s, self.median_s, self.low_s, self.high_s, self.floor_s)
+        if not self.samples_s:
+            raise InputError("samples_s=(): expected at least one sample")
+        for time in times:
+            if not (math.isfinite(time) and time > 0):
+                raise InputError(f"time {time!r} s: expected a finite number above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One row: what became of one strategy's phase in one case.
+
+    Raises:
+        InputError: An "ok" without a measurement or with a reason, or another status without a
+            reason or with a measurement.
+    """
+
+    case: Case
+    strategy: str
+    phase: Phase
+    status: Status
+    reason: str | None = None
+    """Why there is no measurement; None if there is one."""
+    measurement: Measurement | None = None
+    repro: str
+    """The command that measures this row again."""
+
+    def __post_init__(self) -> None:
+        if (self.status == "ok") != (self.measurement is not None):
+            raise InputError(f"status {self.status!r}: expected a measurement if and only if 'ok'")
+        if (self.status == "ok") == (self.reason is not None):
+            raise InputError(f"status {self.status!r}: expected a reason if and only if not 'ok'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The machine and the software of a run. What can't be read is None, never a guess."""
+
+    kvbench: str
+    git_commit: str | None
+    git_dirty: bool | None
+    python: str
+    torch: str
+    triton: str | None
+    os: str
+    architecture: str
+    cpu: str
+    usable_cpus: int
+    torch_threads: int
+    memory_bytes: int
+    last_level_cache_bytes: int | None
+    cpu_governor: str | None
+    device: str
+    """As torch names it: "cpu", "cuda:0"."""
+    device_name: str
+    device_memory_bytes: int | None
+    device_runtime: str | None
+    """The runtime that torch was built for, as "CUDA 13.0"; None on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyBandwidth:
+    """The best copy found on the device at the start of the run."""
+
+    bytes_per_s: float
+    """Bytes read plus bytes written, per second."""
+    nbytes: int
+    """Bytes read plus bytes written by one copy; far more than the caches hold."""
+    how: str
+    """Which copy it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What holds for every row of a run: run.json."""
+
+    schema_version: int
+    created: str
+    """ISO 8601, UTC."""
+    command: str
+    preset: str | None
+    seed: int
+    cell_seconds: float
+    call_budget_s: float
+    layers: int
+    """Layers of a step, for step cost = prepare + layers * run, where nothing else is asked."""
+    environment: Environment
+    copy_bandwidth: CopyBandwidth
+    floors_s: dict[str, float]
+    """Time of an empty call by each clock."""

@@ -1,0 +1,1 @@
+"""From cases and strategies to rows."""

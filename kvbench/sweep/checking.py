@@ -1,0 +1,84 @@
+"""Strategies against the oracle over many cases, without timing."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvbench import oracle
+from kvbench.cases import Case
+from kvbench.results import Status
+from kvbench.strategies.base import Strategy
+from kvbench.sweep.measure import one_line, repro
+from kvbench.workload import build
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What became of every (strategy, case)."""
+
+    counts: dict[str, Counter[str]]
+    """By strategy: how many cases ended with each status."""
+    faults: tuple[str, ...]
+    """Each incorrect or failed check, with the command that repeats it."""
+    notes: tuple[str, ...]
+    """What a reader has to know of the strategies: interpreted, unsupported and why."""
+
+    def count(self, status: Status) -> int:
+        """Checks that ended with this status."""
+        return sum(counter[status] for counter in self.counts.values())
+
+    def total(self) -> int:
+        """All checks."""
+        return sum(counter.total() for counter in self.counts.values())
+
+
+def check_case(case: Case, strategy: Strategy, device: torch.device) -> tuple[Status, str]:
+    """Check one strategy in one case, without timing.
+
+    Returns:
+        "checked" and "" if every bit was right, else what was wrong with it and how.
+    """
+    reason = strategy.supports(case, device)
+    if reason is not None:
+        return "unsupported", reason
+    try:
+        mismatch = oracle.check(strategy, build(case, device))
+    except Exception as error:  # noqa: BLE001 - any failure of a strategy is its result
+        return "failed", one_line(error)
+    return ("incorrect", mismatch) if mismatch else ("checked", "")
+
+
+def check_all(
+    cases: Iterable[Case],
+    strategies: Sequence[Strategy],
+    device: torch.device,
+    on_case: Callable[[Case], None],
+) -> CheckReport:
+    """Check every strategy in every case of its op.
+
+    Args:
+        cases: The cases.
+        strategies: The strategies.
+        device: Where.
+        on_case: Called after each case.
+    """
+    counts: dict[str, Counter[str]] = {s.name: Counter() for s in strategies}
+    unsupported: Counter[tuple[str, str]] = Counter()
+    faults = []
+    for case in cases:
+        for strategy in strategies:
+            if strategy.op != case.op:
+                continue
+            status, reason = check_case(case, strategy, device)
+            counts[strategy.name][status] += 1
+            if status == "unsupported":
+                unsupported[strategy.name, reason] += 1
+            elif status != "checked":
+                command = repro(case, strategy, device).replace(" run ", " check ", 1)
+                faults.append(f"{strategy.name} {status}: {reason}\n  {command}")
+        on_case(case)
+    notes = [f"{s.name}: {s.untimed(device)}" for s in strategies if s.untimed(device)]
+    notes += [f"{n}: unsupported in {k} cases: {why}" for (n, why), k in unsupported.items()]
+    return CheckReport(counts, tuple(faults), tuple(notes))

@@ -1,0 +1,116 @@
+"""Interleaved sampling: every subject once a round, in an order drawn anew, until it's enough.
+
+Drift (a clock that steps down, a neighbour that wakes up) then hits all subjects alike, and the
+ratio within a round stays honest.
+"""
+
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.analysis.statistics import Estimate, median_interval
+from kvbench.timing.clocks import Clock
+
+_CHECKED_ROUNDS_GROWTH = 1.4
+_RESAMPLES_WHILE_SAMPLING = 499
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingRule:
+    """When a case's sampling ends: precise enough, or out of time, or out of rounds."""
+
+    relative_half_width: float = 0.02
+    """Precise enough: every subject's interval is within this share of its median."""
+    min_rounds: int = 10
+    max_rounds: int = 100
+    cell_seconds: float = 0.2
+    """Most seconds of sampling per subject, min_rounds permitting."""
+    sample_seconds: float = 5e-4
+    """Least length of a sample: calls are repeated to fill it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """One subject's samples."""
+
+    samples_s: tuple[float, ...]
+    calls_per_sample: int
+    estimate: Estimate
+    stopped_by: Literal["precision", "time", "rounds"]
+
+
+def calls_for(clock: Clock, call: Callable[[], object], sample_seconds: float) -> int:
+    """The calls that fill a sample, found by doubling; it also warms the call up."""
+    calls = 1
+    while True:
+        elapsed = clock.sample(call, calls) * calls
+        if elapsed >= sample_seconds:
+            return calls
+        grown = math.ceil(calls * 1.1 * sample_seconds / max(elapsed, 1e-9))
+        calls = min(grown, calls * 10)
+
+
+def sample_rounds(
+    subjects: Mapping[str, Callable[[], object]], clock: Clock, rule: StoppingRule, seed: int
+) -> dict[str, Sampling]:
+    """Sample every subject once a round, in a random order, until the rule ends it.
+
+    Args:
+        subjects: What to call, by name.
+        clock: What measures a call.
+        rule: When to stop. All subjects stop together, so that their rounds match.
+        seed: Of the order.
+    """
+    order = list(subjects)
+    rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    samples: dict[str, list[float]] = {name: [] for name in order}
+    collecting = gc.isenabled()
+    gc.disable()  # a collection in a sample is the harness's time, not the subject's
+    try:
+        calls = {n: calls_for(clock, c, rule.sample_seconds) for n, c in subjects.items()}
+        deadline = time.perf_counter() + rule.cell_seconds * len(order)
+        rounds, next_look = 0, rule.min_rounds
+        while True:
+            rng.shuffle(order)
+            for name in order:
+                samples[name].append(clock.sample(subjects[name], calls[name]))
+            rounds += 1
+            if rounds < rule.min_rounds:
+                continue
+            ended = _ended(samples, rounds, next_look, deadline, rule)
+            if ended:
+                break
+            if rounds == next_look:
+                next_look = math.ceil(next_look * _CHECKED_ROUNDS_GROWTH)
+    finally:
+        if collecting:
+            gc.enable()
+    return {
+        name: Sampling(tuple(samples[name]), calls[name], median_interval(samples[name]), ended)
+        for name in subjects
+    }
+
+
+def _ended(
+    samples: Mapping[str, list[float]],
+    rounds: int,
+    next_look: int,
+    deadline: float,
+    rule: StoppingRule,
+) -> Literal["precision", "time", "rounds"] | None:
+    # The bootstrap costs more than a round: look at rounds that grow apart.
+    if rounds == next_look and all(
+        median_interval(s, resamples=_RESAMPLES_WHILE_SAMPLING).relative_half_width
+        <= rule.relative_half_width
+        for s in samples.values()
+    ):
+        return "precision"
+    if time.perf_counter() >= deadline:
+        return "time"
+    if rounds >= rule.max_rounds:
+        return "rounds"
+    return None
