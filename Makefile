@@ -12,7 +12,7 @@ READY := .venv/.ready
 
 .PHONY: help
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml requirements.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) \
@@ -35,9 +35,9 @@ test: $(READY) ## Lint, types and tests (what CI runs)
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/pytest -n auto $(ARGS)
 
-.PHONY: test-slow
-test-slow: $(READY) ## The tests that take longer
-	@$(BIN)/pytest -m slow $(ARGS)
+.PHONY: bench-regress
+bench-regress: $(READY) ## The pytest-benchmark suite (ARGS: --benchmark-autosave, --benchmark-compare …)
+	@$(BIN)/pytest benchmarks --benchmark-enable $(ARGS)
 
 .PHONY: check
 check: $(READY) ## Lint, format, types, import rules, generated parts of the docs; rewrites nothing
@@ -45,6 +45,12 @@ check: $(READY) ## Lint, format, types, import rules, generated parts of the doc
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache > .venv/lint-imports.log || { cat .venv/lint-imports.log; false; }
+	@$(BIN)/cog --check --check-fail-msg='run `make docs`' -P README.md
+
+.PHONY: docs
+docs: $(READY) ## Generate the tables of the docs and the plots of the committed runs anew
+	@for run in results/reference-*; do $(BIN)/kvbench plot $$run; done
+	@$(BIN)/cog -r -P README.md
 
 .PHONY: format
 format: $(READY) ## Format and fix what can be fixed

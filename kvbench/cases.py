@@ -154,7 +154,7 @@ class Axis:
     name: str
     parse: Callable[[str], tuple[int | str, ...]]
     default: str
-    """The default values, as they would be given."""
+    """The default values, as they would be given, or in words."""
     expected: str
 
 
@@ -219,6 +219,7 @@ _AXIS_DEFAULTS: Mapping[str, str] = {
     **{name: str(value) for name, value in _DEFAULTS.items()},
     "op": ",".join(OPS),
     "seq_len": "128",
+    "num_heads": "as num_kv_heads",
 }
 
 AXES: Mapping[str, Axis] = {
@@ -279,13 +280,14 @@ class Axes:
         """
         named = dict(self.values)
         columns = {
-            name: named.get(name, axis.parse(str(axis.default))) for name, axis in AXES.items()
+            name: named.get(name) or axis.parse(axis.default)
+            for name, axis in AXES.items()
+            if name in named or name != "num_heads"
         }
         cases: dict[Case, None] = {}
         for point in itertools.product(*columns.values()):
             fields = dict(zip(columns, point, strict=True))
-            if "num_heads" not in named:
-                fields["num_heads"] = fields["num_kv_heads"]
+            fields.setdefault("num_heads", fields["num_kv_heads"])
             if fields["op"] != "write":
                 fields.update({name: _DEFAULTS[name] for name in WRITE_ONLY})
             cases[Case(**fields)] = None  # type: ignore[arg-type]

@@ -18,14 +18,14 @@ import kvbench
 from kvbench.cases import AXES, Axes, Case, expand_all
 from kvbench.errors import InputError, KvbenchError
 from kvbench.presets import CHECK_GRIDS, PRESETS, get_preset
-from kvbench.store import PLOTS_FOLDER, Run, load
-from kvbench.units import format_bandwidth, format_duration, format_seconds
+from kvbench.store import PLOTS_FOLDER, Run, claim, load
+from kvbench.units import format_duration
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` and `list` should not wait for torch
     import pandas as pd
     import torch
 
-    from kvbench.results import Result, RunInfo
+    from kvbench.results import Result
     from kvbench.strategies.base import Strategy
 
 out = Console(highlight=False)
@@ -123,6 +123,7 @@ def run(
     named = get_preset(preset) if preset is not None else None
 
     from kvbench import devices
+    from kvbench.report.tables import environment_line
     from kvbench.sweep.runner import Plan, run_sweep
 
     strategies = _strategies(patterns, files)
@@ -146,6 +147,7 @@ def run(
         layers=layers,
     )
     folder = out or _new_folder(target)
+    claim(folder)
     _say(
         f"{len(plan.cases)} cases, {plan.rows()} strategy timings on {target}"
         f"{f', preset {named.name}' if named else ''}, into {folder}"
@@ -164,7 +166,7 @@ def run(
     frame = _frame(done)
     _print_tables(frame, layers, markdown=False)
     _print_untimed(frame)
-    _print_environment(done.info)
+    _say(environment_line(done.info))
     _save_plots(done, frame, folder / PLOTS_FOLDER)
     _exit_if_wrong(frame)
 
@@ -186,6 +188,8 @@ def check(
 
     strategies = _strategies(patterns, files)
     target = devices.resolve(device)
+    ops = {strategy.op for strategy in strategies}
+    cases = tuple(case for case in cases if case.op in ops)
     with _meter(len(cases)) as meter:
         report = check_all(cases, strategies, target, lambda case: meter.advance(case.op))
     out.print(check_table(report.counts, len(cases), str(target)).rich())
@@ -317,16 +321,6 @@ def _print_untimed(frame: "pd.DataFrame") -> None:
     table = untimed_table(frame)
     if table is not None:
         out.print(table.rich())
-
-
-def _print_environment(info: "RunInfo") -> None:
-    environment = info.environment
-    floors = ", ".join(f"{n} {format_seconds(s)}" for n, s in info.floors_s.items())
-    _say(
-        f"{environment.device_name}, {environment.usable_cpus} CPUs, torch {environment.torch}; "
-        f"copy {format_bandwidth(info.copy_bandwidth.bytes_per_s)} ({info.copy_bandwidth.how}); "
-        f"an empty call: {floors}"
-    )
 
 
 def _save_plots(done: Run, frame: "pd.DataFrame", folder: Path) -> None:

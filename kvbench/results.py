@@ -24,6 +24,24 @@ Phase = Literal["run", "prepare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchCounts:
+    """What one call hands to a GPU."""
+
+    kernels: int
+    memcpys: int
+    """Copies in either direction and on the device."""
+    synchronizations: int
+    """Times that the host waits for the device."""
+    source: Literal["counted", "predicted"]
+    """"counted" by the profiler on this device; "predicted" from the op stream of fake tensors."""
+
+    @property
+    def launches(self) -> int:
+        """Kernels and memcpys: everything that is enqueued."""
+        return self.kernels + self.memcpys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """The time of one call, and everything needed to judge it.
 

@@ -6,17 +6,22 @@ from dataclasses import dataclass
 
 import pandas as pd
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from kvbench.analysis.frame import groups, timed
 from kvbench.analysis.ranking import rank, step_costs
-from kvbench.units import format_seconds, significant
+from kvbench.results import RunInfo
+from kvbench.units import format_bandwidth, format_seconds, significant
+
+MISSING = "—"
+"""How a table shows what was not measured: missing is missing, never 0."""
 
 _MOST_COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A title, a header and rows of text; the first column is left-aligned, the rest right."""
+    """A title, a header and rows of text; columns of numbers are aligned right."""
 
     title: str
     header: tuple[str, ...]
@@ -25,17 +30,21 @@ class Table:
     def rich(self) -> RichTable:
         """For a terminal."""
         table = RichTable(title=self.title, title_justify="left", title_style="bold")
-        for index, name in enumerate(self.header):
-            table.add_column(name, justify="right" if index else "left")
+        for name, numeric in zip(self.header, self._numeric(), strict=True):
+            table.add_column(name, justify="right" if numeric else "left")
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # as Text: brackets are no markup
         return table
 
     def markdown(self) -> str:
         """For a document."""
-        rule = ("---", *("---:" for _ in self.header[1:]))
+        rule = ["---:" if numeric else "---" for numeric in self._numeric()]
         lines = [f"| {' | '.join(row)} |" for row in (self.header, rule, *self.rows)]
         return "\n".join([f"**{self.title}**", "", *lines])
+
+    def _numeric(self) -> list[bool]:
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
+        return [all(cell[:1].isdigit() or cell == MISSING for cell in c) for c in columns]
 
 
 def ranking_table(frame: pd.DataFrame, op: str, layers: int) -> Table:
@@ -87,7 +96,7 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
 
 
 def _time(times: "pd.Series[float]", seq_len: int) -> str:
-    return format_seconds(times.loc[seq_len]) if seq_len in times.index else "—"
+    return format_seconds(times.loc[seq_len]) if seq_len in times.index else MISSING
 
 
 def _spaced(values: Sequence[int]) -> list[int]:
@@ -121,6 +130,18 @@ def check_table(counts: Mapping[str, Counter[str]], cases: int, device: str) -> 
             (name, *(str(counter[status]) for _, status in _CHECK_COLUMNS))
             for name, counter in counts.items()
         ),
+    )
+
+
+def environment_line(info: RunInfo) -> str:
+    """The machine, the software and the limits of a run, on one line."""
+    environment = info.environment
+    floors = ", ".join(f"{n} {format_seconds(s)}" for n, s in info.floors_s.items())
+    return (
+        f"{environment.device_name}, {environment.usable_cpus} CPUs, "
+        f"torch {environment.torch}, {info.created[:10]}; "
+        f"copy {format_bandwidth(info.copy_bandwidth.bytes_per_s)} ({info.copy_bandwidth.how}); "
+        f"an empty call: {floors}."
     )
 
 

@@ -4,13 +4,25 @@ import itertools
 import time
 from collections.abc import Callable
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
 from kvbench.devices import synchronize
+from kvbench.errors import KvbenchError
+from kvbench.timing.accelerator import Accelerator, TorchAccelerator
 
 _DECIMALS = 13
 """A tenth of a picosecond: finer than a nanosecond clock over any number of calls we make."""
+
+QUEUE_LAUNCHES = 512
+"""Launches that a queue surely takes without making the host wait; drivers take about 1,024."""
+
+CALLS_PER_GRAPH = 16
+
+
+class ClockError(KvbenchError):
+    """A reading that can't be true, or that this clock can't take."""
 
 
 class Clock(Protocol):
@@ -21,6 +33,21 @@ class Clock(Protocol):
     def sample(self, call: Callable[[], object], calls: int) -> float:
         """Seconds per call, as the mean of so many calls in a row."""
         ...
+
+    def most_calls(self, launches: int) -> int | None:
+        """The most calls a sample may have if each makes so many launches; None if any number.
+
+        0 means that this clock can't measure such a call at all.
+        """
+        ...
+
+
+def _repeat(call: Callable[[], object], calls: int) -> Callable[[], None]:
+    def repeated() -> None:
+        for _ in itertools.repeat(None, calls):
+            call()
+
+    return repeated
 
 
 class WallClock:
@@ -46,6 +73,132 @@ class WallClock:
         elapsed_ns = time.perf_counter_ns() - start
         return round(elapsed_ns / calls * 1e-9, _DECIMALS)
 
+    def most_calls(self, launches: int) -> int | None:  # noqa: ARG002 - any
+        """Any number."""
+        return None
+
+
+class EnqueueClock:
+    """Host time to hand the work over, without waiting for it.
+
+    A full queue makes the host wait for the device, and the clock would measure that: samples are
+    kept shorter than a queue, and a call that alone would fill one is not measured.
+    """
+
+    name = "enqueue"
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def sample(self, call: Callable[[], object], calls: int) -> float:
+        """Seconds per call, as the mean of so many calls in a row."""
+        self._accelerator.synchronize()
+        rounds = itertools.repeat(None, calls)
+        start = time.perf_counter_ns()
+        for _ in rounds:
+            call()
+        elapsed_ns = time.perf_counter_ns() - start
+        self._accelerator.synchronize()
+        return round(elapsed_ns / calls * 1e-9, _DECIMALS)
+
+    def most_calls(self, launches: int) -> int | None:
+        """As many as a queue takes."""
+        return QUEUE_LAUNCHES // max(launches, 1)
+
+
+class DeviceClock:
+    """Time that the device was busy: the union of the profiler's intervals."""
+
+    name = "device"
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def sample(self, call: Callable[[], object], calls: int) -> float:
+        """Seconds per call, as the mean of so many calls in a row.
+
+        Raises:
+            ClockError: The profiler saw no work.
+        """
+        busy_s = self._accelerator.profile(_repeat(call, calls)).busy_s()
+        if busy_s <= 0:
+            raise ClockError("device clock: the profiler saw no work on the device")
+        return round(busy_s / calls, _DECIMALS)
+
+    def most_calls(self, launches: int) -> int | None:
+        """What keeps a trace small: each launch is an event in it."""
+        return max(1, QUEUE_LAUNCHES // max(launches, 1))
+
+
+class EventClock:
+    """Time between two events around the calls, where the profiler can't be used.
+
+    It includes the gaps between launches, so it is never called device time.
+    """
+
+    name = "events"
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def sample(self, call: Callable[[], object], calls: int) -> float:
+        """Seconds per call, as the mean of so many calls in a row.
+
+        Raises:
+            ClockError: The second event is not after the first: a fault of the driver's clock.
+        """
+        self._accelerator.synchronize()
+        elapsed_s = self._accelerator.between_events_s(_repeat(call, calls))
+        if elapsed_s <= 0:
+            raise ClockError(f"events clock: {elapsed_s:g} s between events; expected more than 0")
+        return round(elapsed_s / calls, _DECIMALS)
+
+    def most_calls(self, launches: int) -> int | None:  # noqa: ARG002 - any
+        """Any number."""
+        return None
+
+
+class GraphClock:
+    """Host time around the replay of a captured graph of several calls, synchronised, per call."""
+
+    name = "graph"
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        # Kept as long as the call is: a graph holds a memory pool of its own.
+        self._replays: WeakKeyDictionary[Callable[[], object], Callable[[], None]] = (
+            WeakKeyDictionary()
+        )
+
+    def sample(self, call: Callable[[], object], calls: int) -> float:
+        """Seconds per call; calls are rounded up to whole graphs.
+
+        Raises:
+            ClockError: The graph holds no work: whatever ran was not captured.
+        """
+        replay = self._replay(call)
+        graphs = -(-calls // CALLS_PER_GRAPH)
+        self._accelerator.synchronize()
+        rounds = itertools.repeat(None, graphs)
+        start = time.perf_counter_ns()
+        for _ in rounds:
+            replay()
+        self._accelerator.synchronize()
+        elapsed_ns = time.perf_counter_ns() - start
+        return round(elapsed_ns / (graphs * CALLS_PER_GRAPH) * 1e-9, _DECIMALS)
+
+    def _replay(self, call: Callable[[], object]) -> Callable[[], None]:
+        if call not in self._replays:
+            replay = self._accelerator.capture(_repeat(call, CALLS_PER_GRAPH))
+            if not self._accelerator.profile(replay).activities:
+                raise ClockError("graph clock: the captured graph holds no work")
+            self._replays[call] = replay
+        return self._replays[call]
+
+    def most_calls(self, launches: int) -> int | None:  # noqa: ARG002 - any
+        """Any number."""
+        return None
+
 
 def nothing() -> None:
     """The empty call whose time is a clock's floor."""
@@ -56,3 +209,15 @@ def floor(clock: Clock, *, samples: int = 25, calls: int = 1000) -> float:
     clock.sample(nothing, calls)
     times = sorted(clock.sample(nothing, calls) for _ in range(samples))
     return times[samples // 2]
+
+
+def clocks_for(device: torch.device) -> tuple[Clock, ...]:
+    """The clocks that a device has, the wall clock first. A CPU has that alone."""
+    wall = WallClock(device)
+    if device.type == "cpu":
+        return (wall,)
+    accelerator = TorchAccelerator(device)
+    clocks: list[Clock] = [wall, EnqueueClock(accelerator), DeviceClock(accelerator)]
+    if hasattr(torch.get_device_module(device), "CUDAGraph"):
+        clocks.append(GraphClock(accelerator))
+    return tuple(clocks)

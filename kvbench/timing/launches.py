@@ -1,0 +1,194 @@
+"""Launches predicted without a GPU: the stream of ops that a call sends to fake CUDA tensors.
+
+A fake tensor has a shape, strides and a device, and no memory. PyTorch runs the same Python and
+dispatcher code on it as on a real one, so that what reaches the dispatcher is what would have been
+launched. Views launch nothing; allocations launch nothing; every other op is a kernel, or a memcpy
+where PyTorch makes one. A prediction is marked as one; on a GPU it is held against the profiler.
+
+On a build without CUDA a few entry points ask for a device guard that is not there before they
+reach the dispatcher: indexing syntax, `Tensor.to`. Those are taken to the ops they stand for.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvbench.kernels.jit import recording
+from kvbench.results import LaunchCounts
+
+_ALLOCATIONS = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "resize_",
+    "set_",
+    "_unsafe_view",
+    "device",
+    "detach",
+    "lift_fresh",
+}
+_CAT_INPUTS_PER_KERNEL = 128
+"""Tensors that one launch of PyTorch's CatArrayBatchedCopy takes."""
+
+_ATEN = torch.ops.aten
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels = 0
+        self.memcpys = 0
+        self.synchronizations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._count(func, args, kwargs or {})
+        if func is _ATEN.copy_.default:
+            return args[0]  # a fake copy changes nothing, and a loop makes thousands
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        name = func._schema.name.partition("::")[2]
+        if name == "_local_scalar_dense":
+            self.memcpys += 1
+            self.synchronizations += 1
+        elif name in {"_to_copy", "copy_"}:
+            self._count_copy(name, args, kwargs)
+        elif func.is_view or name in _ALLOCATIONS or not _on_device(args, kwargs):
+            return
+        elif name == "cat":
+            self.kernels += math.ceil(len(args[0]) / _CAT_INPUTS_PER_KERNEL)
+        else:
+            self.kernels += 1
+
+    def _count_copy(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if name == "_to_copy":
+            source = args[0]
+            device = torch.device(kwargs.get("device") or source.device)
+            dtype = kwargs.get("dtype") or source.dtype
+            dense = source.is_contiguous()
+        else:
+            target, source = args[0], args[1]
+            device, dtype = target.device, target.dtype
+            same_shape = target.shape == source.shape
+            dense = same_shape and target.is_contiguous() and source.is_contiguous()
+        if device.type == source.device.type == "cpu":
+            return
+        if device.type != source.device.type:
+            # An upload or a download. From pageable memory, or blocking, it waits for the stream.
+            self.memcpys += 1
+            if not kwargs.get("non_blocking"):
+                self.synchronizations += 1
+        elif dense and dtype == source.dtype:
+            self.memcpys += 1
+        else:
+            self.kernels += 1
+
+
+def _on_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    if "device" in kwargs and kwargs["device"] is not None:
+        return torch.device(kwargs["device"]).type != "cpu"
+    flat = list(kwargs.values())
+    for arg in args:
+        flat += arg if isinstance(arg, list | tuple) else [arg]
+    return any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in flat)
+
+
+class _GuardFree(TorchFunctionMode):
+    """Takes indexing syntax and `Tensor.to` to the ops they stand for."""
+
+    def __init__(self, fake: FakeTensorMode) -> None:
+        super().__init__()
+        self._fake = fake
+        self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__getitem__:
+            return self._index(args[0], args[1])
+        if func is torch.Tensor.__setitem__:
+            return self._assign(*args)
+        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.device | str):
+            return self._to(args[0], torch.device(args[1]), kwargs)
+        if func is torch.Tensor.item:
+            return _ATEN._local_scalar_dense.default(args[0])
+        return func(*args, **kwargs)
+
+    def _to(self, tensor: torch.Tensor, device: torch.device, kwargs: dict[str, Any]) -> Any:
+        if tensor.device.type == device.type:
+            return tensor
+        fake = tensor if hasattr(tensor, "fake_mode") else self._fake.from_tensor(tensor)
+        return _ATEN._to_copy.default(fake, device=device, **kwargs)
+
+    def _index(self, tensor: torch.Tensor, key: Any) -> torch.Tensor:
+        view, indices = self._views(tensor, key)
+        if any(index is not None for index in indices):
+            gathered: torch.Tensor = _ATEN.index.Tensor(view, indices)
+            return gathered
+        return view
+
+    def _assign(self, tensor: torch.Tensor, key: Any, value: torch.Tensor) -> None:
+        view, indices = self._views(tensor, key)
+        if any(index is not None for index in indices):
+            _ATEN.index_put_.default(view, indices, value)
+        else:
+            _ATEN.copy_.default(view, value)
+
+    def _views(
+        self, tensor: torch.Tensor, key: Any
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """Integers and slices as views, and the index tensors that are left for a gather."""
+        indices: list[torch.Tensor | None] = []
+        dim = 0
+        for item in key if isinstance(key, tuple) else (key,):
+            if isinstance(item, int):
+                tensor = self._select(tensor, dim, item)
+                continue
+            if isinstance(item, slice):
+                if item != slice(None):
+                    start, stop, step = item.indices(tensor.shape[dim])
+                    tensor = _ATEN.slice.Tensor(tensor, dim, start, stop, step)
+                indices.append(None)
+            elif isinstance(item, torch.Tensor):
+                indices.append(item)
+            else:
+                raise TypeError(f"index {item!r}: expected an integer, a slice or a tensor")
+            dim += 1
+        return tensor, indices
+
+    def _select(self, tensor: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+        """One row. Without memory all rows are alike: one view serves them all."""
+        if not -tensor.shape[dim] <= index < tensor.shape[dim]:
+            raise IndexError(f"index {index} is out of bounds for dimension {dim}")
+        key = (id(tensor), dim)
+        if key not in self._rows:
+            # The tensor is kept as well, so that its id stays its own.
+            self._rows[key] = (tensor, _ATEN.select.int(tensor, dim, 0))
+        return self._rows[key][1]
+
+
+@contextmanager
+def fake_cuda() -> Iterator[FakeTensorMode]:
+    """Inside, tensors made on "cuda" are fake ones, on any machine."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, _GuardFree(fake):
+        yield fake
+
+
+def predict_launches(call: Callable[[], object]) -> LaunchCounts:
+    """What a call on fake CUDA tensors would launch. To be called inside `fake_cuda()`."""
+    counter = _Counter()
+    with counter, recording() as kernels:
+        call()
+    return LaunchCounts(
+        kernels=counter.kernels + len(kernels),
+        memcpys=counter.memcpys,
+        synchronizations=counter.synchronizations,
+        source="predicted",
+    )
