@@ -45,9 +45,10 @@ class Case:
     """Position of the first token written or read in the first sequence."""
     lengths: str = "ragged"
     """"equal": every sequence starts at start_pos and has seq_len tokens. "ragged": the first
-    starts at start_pos, the others up to two blocks later, and lengths differ, with seq_len as
-    their mean. "holes": as ragged, and every second sequence is empty. A batch of one is the
-    same in all three. The total is always batch * seq_len."""
+    starts at start_pos, the others up to two blocks later, and pairs of sequences trade tokens,
+    so that lengths differ with seq_len as their mean, and none is empty. "holes": as ragged, and
+    every second sequence is empty. A batch of one is the same in all three. The total is always
+    batch * seq_len."""
     padding: int = 0
     """Rows of K/V past the last token that belong to no token (a CUDA graph's padding): their
     slot is -1, and they are written nowhere. Writing only."""

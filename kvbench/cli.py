@@ -1,23 +1,25 @@
-"""The command line: `kvbench run`, `check`, `list`, `rank` and `plot`.
+"""The command line.
 
 A user's mistake is one line on standard error and exit code 2. Exit code 1 means that kvbench did
 what was asked and a strategy was wrong, or failed.
 """
 
 import datetime
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 from rich.console import Console
 
 import kvbench
-from kvbench.cases import AXES, Axes, Case, expand_all
-from kvbench.errors import InputError, KvbenchError
+from kvbench.cases import AXES, OPS, Axes, Case, expand_all
+from kvbench.errors import InputError, KvbenchError, unknown
 from kvbench.presets import CHECK_GRIDS, PRESETS, get_preset
+from kvbench.results import CacheState
 from kvbench.store import PLOTS_FOLDER, Run, claim, load
 from kvbench.units import format_duration
 
@@ -25,11 +27,15 @@ if TYPE_CHECKING:  # imported where needed: `kvbench --help` and `list` should n
     import pandas as pd
     import torch
 
+    from kvbench.report.tables import Table
     from kvbench.results import Result
     from kvbench.strategies.base import Strategy
+    from kvbench.timing.clocks import Clock
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# In a log or a pipe there is no width to fit; tables then take what they need, within reason.
+_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
+out = Console(highlight=False, emoji=False, width=_WIDTH)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,6 +93,20 @@ def cli() -> None:
     help="Most seconds that one call may take; slower strategies get a row that says so.",
 )
 @click.option(
+    "--cache",
+    type=click.Choice(get_args(CacheState)),
+    default="hot",
+    show_default=True,
+    help="Caches before each call: hot (same buffers), cold (flushed), rotated (many buffers).",
+)
+@click.option(
+    "--clock",
+    "clock_names",
+    multiple=True,
+    metavar="NAME",
+    help="wall, enqueue, device or graph. Repeatable; all that the device has by default.",
+)
+@click.option(
     "--layers",
     type=click.IntRange(min=1),
     default=32,
@@ -109,6 +129,8 @@ def run(
     out: Path | None,
     cell_seconds: float | None,
     call_budget_s: float,
+    cache: CacheState,
+    clock_names: tuple[str, ...],
     layers: int,
     seed: int,
 ) -> None:
@@ -145,6 +167,8 @@ def run(
         cell_seconds=cell_seconds or (named or suited).cell_seconds,
         call_budget_s=call_budget_s,
         layers=layers,
+        clocks=_clocks(target, clock_names),
+        cache=cache,
     )
     folder = out or _new_folder(target)
     claim(folder)
@@ -217,7 +241,8 @@ def check(
 def list_(device: str, files: tuple[Path, ...]) -> None:
     """Show strategies, axes and presets, and what this device can't do."""
     from kvbench import devices
-    from kvbench.report.tables import Table
+    from kvbench.report.tables import MISSING, Table, describe_launches
+    from kvbench.sweep.launches import predicted
 
     target = devices.resolve(device)
     rows = []
@@ -225,8 +250,12 @@ def list_(device: str, files: tuple[Path, ...]) -> None:
         case = Axes.parse([f"op={strategy.op}"]).expand()[0]
         unsupported = strategy.supports(case, target)
         note = unsupported or strategy.untimed(target) or "checked and timed"
-        rows.append((strategy.name, strategy.summary, note))
-    out.print(Table("Strategies", ("name", "what it does", f"on {target}"), tuple(rows)).rich())
+        counts = predicted(strategy, case, "run")
+        launches = MISSING if counts is None else describe_launches(counts)
+        rows.append((strategy.name, strategy.summary, launches, note))
+    header = ("name", "what it does", "a call on a GPU", f"on {target}")
+    title = f"Strategies (launches predicted for seq_len={case.seq_len}, batch 1)"
+    out.print(Table(title, header, tuple(rows)).rich())
     axes = tuple((a.name, str(a.default), a.expected) for a in AXES.values())
     out.print(Table("Axes (-a name=values)", ("name", "default", "values"), axes).rich())
     presets = tuple((p.name, p.summary, str(len(p.cases()))) for p in PRESETS.values())
@@ -250,6 +279,76 @@ def rank(folder: Path, layers: int | None, *, markdown: bool) -> None:
 
 @cli.command()
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
+def fit(folder: Path, *, markdown: bool) -> None:
+    """Explain a run: µs per call and per launch, GB/s, what bounds each cell, and crossovers."""
+    from kvbench.report.explain import crossover_table, fit_table, verdict_table
+
+    done = _load(folder)
+    frame = _frame(done)
+    for op in OPS:
+        for table in (
+            fit_table(frame, op),
+            crossover_table(frame, op),
+            verdict_table(frame, op),
+        ):
+            if table is not None:
+                _show(table, markdown=markdown)
+
+
+@cli.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
+def claims(folder: Path, *, markdown: bool) -> None:
+    """Hold the claims of the teaching series against what a run measured."""
+    from kvbench.report.claims import claims_table
+
+    done = _load(folder)
+    _show(claims_table(_frame(done), done.info), markdown=markdown)
+
+
+@cli.command()
+@click.option("--device", default="auto", show_default=True, help='"cpu", "cuda", …')
+@click.option(
+    "--calibrate",
+    "cells",
+    is_flag=False,
+    flag_value=240,
+    default=24,
+    type=click.IntRange(min=1),
+    help="Cells of the A/A trial: 24 by default, 240 with the option alone, or as many as named.",
+)
+def doctor(device: str, cells: int) -> None:
+    """Say what of this machine makes timings untrustworthy, and what to do about it.
+
+    Two copies of one strategy are timed against each other, and against a copy slowed by 10 %.
+    """
+    import torch
+
+    from kvbench import devices
+    from kvbench.diagnosis import diagnose, overall
+    from kvbench.report.doctor import calibration_table, findings_table, floors_table
+    from kvbench.sweep.calibration import calibrate
+    from kvbench.timing.clocks import clocks_for, floors
+
+    target = devices.resolve(device)
+    findings = diagnose(str(target), torch.get_num_threads())
+    out.print(findings_table(findings).rich())
+    clocks = clocks_for(target)
+    out.print(floors_table(floors(clocks, target, single_calls=False)).rich())
+    with _meter(cells) as meter:
+        calibration = calibrate(
+            _strategies((), ()), clocks[0], target, cells, lambda t: meter.advance(t.strategy)
+        )
+    out.print(calibration_table(calibration).rich())
+    _say(overall(findings))
+    if not calibration.passed:
+        _say("The trial failed: differences of 10 % can't be told from noise on this machine now.")
+        sys.exit(1)
+
+
+@cli.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Where to; RUN/plots by default."
 )
@@ -266,6 +365,16 @@ def _strategies(patterns: Iterable[str], files: Iterable[Path]) -> tuple["Strate
     for file in files:
         registry.load_file(file)
     return registry.select(patterns)
+
+
+def _clocks(device: "torch.device", names: Sequence[str]) -> tuple["Clock", ...]:
+    from kvbench.timing.clocks import clocks_for
+
+    known = {clock.name: clock for clock in clocks_for(device)}
+    for name in names:
+        if name not in known:
+            raise unknown(f"clock of {device}:", name, known)
+    return tuple(clock for name, clock in known.items() if not names or name in names)
 
 
 def _frame(done: Run) -> "pd.DataFrame":
@@ -301,7 +410,6 @@ def _say(text: str) -> None:
 
 
 def _print_tables(frame: "pd.DataFrame", layers: int, *, markdown: bool) -> None:
-    from kvbench.cases import OPS
     from kvbench.report.tables import ranking_table, times_table
 
     for op in OPS:
@@ -309,10 +417,14 @@ def _print_tables(frame: "pd.DataFrame", layers: int, *, markdown: bool) -> None
         if times is None:
             continue
         for table in (ranking_table(frame, op, layers), times):
-            if markdown:
-                click.echo(f"{table.markdown()}\n")
-            else:
-                out.print(table.rich())
+            _show(table, markdown=markdown)
+
+
+def _show(table: "Table", *, markdown: bool) -> None:
+    if markdown:
+        click.echo(f"{table.markdown()}\n")
+    else:
+        out.print(table.rich())
 
 
 def _print_untimed(frame: "pd.DataFrame") -> None:
@@ -349,6 +461,8 @@ def main() -> None:
     """The `kvbench` command."""
     try:
         cli.main(prog_name="kvbench", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as help_:
+        click.echo(help_.format_message())
     except KvbenchError as error:
         _fail(str(error))
     except click.ClickException as error:

@@ -12,6 +12,8 @@ from kvbench.strategies.base import Strategy
 from kvbench.workload import Workload, fill
 
 Bits = npt.NDArray[np.integer]
+_PREPARING = 1000
+"""The version of the data that is there while a strategy prepares: none that it is judged by."""
 _BIT_TYPES = {2: torch.int16, 4: torch.int32}
 
 
@@ -52,28 +54,41 @@ def gathered(pool: Bits, places: list[tuple[int, int]]) -> Bits:
 def check(strategy: Strategy, workload: Workload, *, versions: tuple[int, ...] = (0, 1)) -> str:
     """Run a strategy and compare everything it touched, and everything it should not have.
 
-    It runs once for each version of the data: a result kept from an earlier call, or found in
-    memory that an earlier call freed, is right at most once.
+    It prepares once, as an engine does for a step, and runs once for each version of the data, as
+    in each layer: a result kept from an earlier call, made in advance, or found in memory that an
+    earlier call freed, is right at most once.
 
     Returns:
         "" if every bit is right, else the first mismatch, in words.
     """
+    fill(workload, _PREPARING)
+    tensors = {
+        "key": workload.key,
+        "value": workload.value,
+        "key_pool": workload.key_pool,
+        "value_pool": workload.value_pool,
+    }
+    before = {name: bits(tensor) for name, tensor in tensors.items()}
+    prepared = strategy.prepare(workload)
+    for name, tensor in tensors.items():
+        if not np.array_equal(bits(tensor), before[name]):
+            return f"prepare changed {name}; expected it to leave tensors alone"
     for version in versions:
         fill(workload, version)
-        mismatch = _check_once(strategy, workload)
+        mismatch = _check_run(strategy, workload, prepared)
         if mismatch:
             return mismatch
     return ""
 
 
-def _check_once(strategy: Strategy, workload: Workload) -> str:
+def _check_run(strategy: Strategy, workload: Workload, prepared: object) -> str:
     places = token_slots(workload)
     inputs = {"key": workload.key, "value": workload.value}
     pools = {"key_pool": workload.key_pool, "value_pool": workload.value_pool}
     rows = {name: bits(tensor) for name, tensor in inputs.items()}
     before = {name: bits(tensor) for name, tensor in pools.items()}
 
-    output = strategy.run(workload, strategy.prepare(workload))
+    output = strategy.run(workload, prepared)
 
     for name, tensor in inputs.items():
         if not np.array_equal(bits(tensor), rows[name]):
@@ -90,26 +105,34 @@ def _check_once(strategy: Strategy, workload: Workload) -> str:
     for pool_name, tensor in pools.items():
         if not np.array_equal(bits(tensor), before[pool_name]):
             return f"{pool_name} was changed; expected a read to leave it alone"
-    return _compare_outputs(output, workload, before, places)
+    return _compare_outputs(output, pools, before, places)
 
 
 def _compare_outputs(
-    output: object, workload: Workload, before: dict[str, Bits], places: list[tuple[int, int]]
+    output: object,
+    pools: dict[str, torch.Tensor],
+    before: dict[str, Bits],
+    places: list[tuple[int, int]],
 ) -> str:
     if not isinstance(output, tuple) or len(output) != len(before):
-        return f"run returned {type(output).__name__}; expected a tuple (K, V) from a read"
+        size = f" of {len(output)}" if isinstance(output, tuple) else ""
+        return f"run returned a {type(output).__name__}{size}; expected a tuple (K, V) from a read"
+    dtype = next(iter(pools.values())).dtype
     for name, tensor, pool in zip(("K", "V"), output, before.values(), strict=True):
         expected = gathered(pool, places)
         if not isinstance(tensor, torch.Tensor):
             return f"{name} is {type(tensor).__name__}; expected a tensor"
-        if tuple(tensor.shape) != expected.shape or tensor.dtype != workload.key_pool.dtype:
+        if tuple(tensor.shape) != expected.shape or tensor.dtype != dtype:
             return (
                 f"{name} is {tensor.dtype} of shape {list(tensor.shape)}; expected "
-                f"{workload.key_pool.dtype} of shape {list(expected.shape)}"
+                f"{dtype} of shape {list(expected.shape)}"
             )
+        for pool_name, pool_tensor in pools.items():
+            if tensor.numel() and _shares_memory(tensor, pool_tensor):
+                return f"{name} is a view of {pool_name}; expected rows of its own from a read"
         actual = bits(tensor)
         if not np.array_equal(actual, expected):
-            token, head, dim = map(int, np.argwhere(actual != expected)[0])
+            token, head, dim = _first_difference(actual, expected)
             block, slot = places[token]
             return (
                 f"{name} of token {token} (block {block}, slot {slot}), head {head}, element "
@@ -124,7 +147,7 @@ def _compare_pool(
 ) -> str:
     if np.array_equal(actual, expected):
         return ""
-    block, slot, head, dim = map(int, np.argwhere(actual != expected)[0])
+    block, slot, head, dim = _first_difference(actual, expected)
     tokens = [token for token, place in enumerate(places) if place == (block, slot)]
     where = f"{name} block {block}, slot {slot}, head {head}, element {dim}"
     got, wanted = _hex(actual[block, slot, head, dim]), _hex(expected[block, slot, head, dim])
@@ -133,6 +156,15 @@ def _compare_pool(
     if np.array_equal(actual[block, slot], before[block, slot]):
         return f"{where} was not written: expected token {tokens[0]}'s {wanted}"
     return f"{where} is {got}; expected token {tokens[0]}'s {wanted}"
+
+
+def _first_difference(actual: Bits, expected: Bits) -> tuple[int, ...]:
+    flat = int(np.argmax(actual != expected))  # the first True
+    return tuple(int(i) for i in np.unravel_index(flat, actual.shape))
+
+
+def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _hex(value: np.integer) -> str:

@@ -22,6 +22,10 @@ would take too long. does not fit: the case needs more memory than there is."""
 Phase = Literal["run", "prepare"]
 """prepare: once per step. run: once per layer."""
 
+CacheState = Literal["hot", "cold", "rotated"]
+"""hot: every call uses the same buffers. cold: the last-level cache is flushed before each call.
+rotated: calls take turns over buffers several times the size of the cache."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCounts:
@@ -49,8 +53,6 @@ class Measurement:
         InputError: A time is not a finite positive number, or there is none.
     """
 
-    clock: str
-    """What was timed. "wall": host time around calls and one synchronisation, per call."""
     samples_s: tuple[float, ...]
     """Seconds per call, one sample per round, in the order of the rounds; nothing dropped. Sample
     i of every strategy of a case comes from the same round."""
@@ -67,12 +69,14 @@ class Measurement:
     """What ended the sampling: the interval was narrow enough, the time or the rounds ran out."""
     floor_s: float
     """The same clock's time for an empty call: reported, never subtracted."""
-    cache_state: Literal["hot"]
-    """"hot": every call uses the same buffers."""
     allocates: bool
     """Whether each call allocates its output anew."""
     nbytes: int | None
     """The least traffic of one call (see Case.nbytes); None for a prepare, which moves no K/V."""
+    copy_share: float | None
+    """nbytes / median_s as a share of the run's copy bandwidth: 1 is as fast as the best copy. Over
+    1 is expected where the bytes fit a cache, and a fault to explain elsewhere. None without
+    nbytes."""
 
     def __post_init__(self) -> None:
         times = (*self.samples_s, self.median_s, self.low_s, self.high_s, self.floor_s)
@@ -81,6 +85,11 @@ class Measurement:
         for time in times:
             if not (math.isfinite(time) and time > 0):
                 raise InputError(f"time {time!r} s: expected a finite number above 0")
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the time stands out from the clock's own: twice the floor or more."""
+        return self.median_s >= 2 * self.floor_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +104,17 @@ class Result:
     case: Case
     strategy: str
     phase: Phase
+    clock: str
+    """What was timed. "wall": host time around calls and one synchronisation, per call. "enqueue":
+    host time without waiting. "device": time that the device was busy. "events": time between two
+    events. "graph": wall time of the replay of a captured graph."""
+    cache: CacheState
     status: Status
     reason: str | None = None
     """Why there is no measurement; None if there is one."""
     measurement: Measurement | None = None
+    launches: LaunchCounts | None = None
+    """What one call launches on a GPU; None if that can't be told."""
     repro: str
     """The command that measures this row again."""
 
@@ -163,5 +179,6 @@ class RunInfo:
     """Layers of a step, for step cost = prepare + layers * run, where nothing else is asked."""
     environment: Environment
     copy_bandwidth: CopyBandwidth
+    cache: CacheState
     floors_s: dict[str, float]
-    """Time of an empty call by each clock."""
+    """Time of an empty call by each clock; of one empty launch by the clocks of a device."""

@@ -9,7 +9,7 @@ from typing import Self
 
 import msgspec
 
-from kvbench.errors import StoreError
+from kvbench.errors import InputError, StoreError
 from kvbench.results import SCHEMA_VERSION, Result, RunInfo
 
 RUN_FILE = "run.json"
@@ -62,9 +62,14 @@ class RunWriter:
         claim(folder)
         self.folder = folder
         encoded = msgspec.json.format(msgspec.json.encode(info), indent=2)
-        (folder / RUN_FILE).write_bytes(encoded + b"\n")
-        # Unbuffered and in append mode: a row is one write of one whole line.
-        self._rows = (folder / ROWS_FILE).open("ab", buffering=0)
+        try:
+            (folder / RUN_FILE).write_bytes(encoded + b"\n")
+            # Unbuffered and in append mode: a row is one write of one whole line.
+            self._rows = (folder / ROWS_FILE).open("ab", buffering=0)
+        except OSError as error:
+            raise StoreError(
+                f"{folder / RUN_FILE}: {error.strerror}; nothing was measured"
+            ) from error
         self._encoder = msgspec.json.Encoder()
 
     def append(self, result: Result) -> None:
@@ -90,8 +95,11 @@ class RunWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.fsync(self._rows.fileno())
-        self._rows.close()
+        try:
+            with self._rows:
+                os.fsync(self._rows.fileno())
+        except OSError as fault:
+            raise StoreError(f"{ROWS_FILE}: {fault.strerror}; the last rows may be lost") from fault
 
 
 def load(folder: Path) -> Run:
@@ -120,7 +128,7 @@ def load(folder: Path) -> Run:
     for number, line in enumerate(lines, start=1):
         try:
             results.append(decoder.decode(line))
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.MsgspecError, InputError) as error:
             raise StoreError(
                 f"{folder / ROWS_FILE}: line {number} is no row: {error}; "
                 f"expected one JSON object of schema version {SCHEMA_VERSION}"
@@ -144,5 +152,5 @@ def _load_info(folder: Path) -> RunInfo:
                 f"{path}: schema version {version!r}; this kvbench reads version {SCHEMA_VERSION}"
             )
         return msgspec.json.decode(data, type=RunInfo)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, InputError) as error:
         raise StoreError(f"{path} is torn or no run: {error}") from error

@@ -1,7 +1,10 @@
 """The only place that scales seconds and bytes for people. Storage is SI, unscaled."""
 
+from decimal import Decimal
+
 _TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
 _BYTE_STEPS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (0, "B"))
+_RATE_STEPS = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (0.0, "B/s"))
 
 MICROSECONDS_PER_SECOND = 1e6
 NANOSECONDS_PER_SECOND = 1e9
@@ -9,14 +12,22 @@ NANOSECONDS_PER_SECOND = 1e9
 
 def significant(value: float, digits: int = 3) -> str:
     """`value` to so many significant digits, never in scientific notation."""
-    text = f"{value:#.{digits}g}"
-    return f"{float(text):.0f}" if "e" in text else text.rstrip(".")
+    return f"{Decimal(f'{value:#.{digits}g}'):f}".rstrip(".")
 
 
 def format_seconds(seconds: float) -> str:
     """A time for people: 3 significant digits with the unit that suits it, as "12.3 µs"."""
+    if seconds == 0:
+        return "0 s"
     scale, unit = next(step for step in _TIME_STEPS if abs(seconds) >= step[0])
     return f"{significant(seconds / (scale or 1e-9))} {unit}"
+
+
+def format_seconds_interval(seconds: float, low: float, high: float) -> str:
+    """A time with its interval, in one unit: "6.30 (5.05 to 7.41) µs"."""
+    scale, unit = next(step for step in _TIME_STEPS if max(abs(seconds), abs(high)) >= step[0])
+    values = [significant(t / (scale or 1e-9)) if t else "0" for t in (seconds, low, high)]
+    return f"{values[0]} ({values[1]} to {values[2]}) {unit}"
 
 
 def format_bytes(nbytes: float) -> str:
@@ -27,7 +38,8 @@ def format_bytes(nbytes: float) -> str:
 
 def format_bandwidth(bytes_per_s: float) -> str:
     """A rate for people in powers of 1000, as vendors state it: "12.3 GB/s"."""
-    return f"{significant(bytes_per_s / 1e9)} GB/s"
+    scale, unit = next(step for step in _RATE_STEPS if abs(bytes_per_s) >= step[0])
+    return f"{significant(bytes_per_s / (scale or 1.0))} {unit}"
 
 
 def format_duration(seconds: float) -> str:

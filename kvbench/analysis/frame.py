@@ -6,19 +6,28 @@ from collections.abc import Iterable
 import pandas as pd
 
 from kvbench.cases import Case
-from kvbench.results import Measurement, Result
+from kvbench.results import LaunchCounts, Measurement, Result
 
 CASE_FIELDS = tuple(f.name for f in dataclasses.fields(Case))
 _MEASUREMENT_FIELDS = tuple(f.name for f in dataclasses.fields(Measurement))
 _COLUMNS = (
     *CASE_FIELDS,
+    "queries_per_kv_head",
     "tokens",
     "least_bytes",
     "strategy",
     "phase",
+    "clock",
+    "cache",
     "status",
     "reason",
     "repro",
+    "kernels",
+    "memcpys",
+    "synchronizations",
+    "launches",
+    "launches_source",
+    "resolved",
     *_MEASUREMENT_FIELDS,
 )
 
@@ -33,25 +42,45 @@ def to_frame(results: Iterable[Result]) -> pd.DataFrame:
         lines.append(
             (
                 *(getattr(case, name) for name in CASE_FIELDS),
+                case.num_heads // case.num_kv_heads,
                 case.tokens,
                 case.nbytes,
                 result.strategy,
                 result.phase,
+                result.clock,
+                result.cache,
                 result.status,
                 result.reason,
                 result.repro,
+                *_launches(result.launches),
+                None if m is None else m.resolved,
                 *times,
             )
         )
     frame = pd.DataFrame(lines, columns=list(_COLUMNS))
-    numeric = ["median_s", "low_s", "high_s", "floor_s", "nbytes", "calls_per_sample"]
+    numeric = [
+        *("median_s", "low_s", "high_s", "floor_s", "nbytes", "copy_share", "calls_per_sample"),
+        *("kernels", "memcpys", "synchronizations", "launches"),
+    ]
     frame[numeric] = frame[numeric].astype("float64")
     return frame
 
 
-def timed(frame: pd.DataFrame, phase: str = "run") -> pd.DataFrame:
-    """The rows of one phase that have a measurement."""
-    return frame[(frame["status"] == "ok") & (frame["phase"] == phase)]
+def _launches(counts: LaunchCounts | None) -> tuple[object, ...]:
+    if counts is None:
+        return (None, None, None, None, None)
+    return (
+        counts.kernels,
+        counts.memcpys,
+        counts.synchronizations,
+        counts.launches,
+        counts.source,
+    )
+
+
+def timed(frame: pd.DataFrame, phase: str = "run", clock: str = "wall") -> pd.DataFrame:
+    """The rows of one phase that have a measurement by one clock."""
+    return frame[(frame["status"] == "ok") & (frame["phase"] == phase) & (frame["clock"] == clock)]
 
 
 def groups(
@@ -59,12 +88,13 @@ def groups(
 ) -> list[tuple[dict[str, object], pd.DataFrame]]:
     """Rows grouped by every case field but the `free` ones, the group with most rows first.
 
-    num_heads is free with num_kv_heads: it follows it in most sweeps, and no copy depends on it.
+    num_heads follows num_kv_heads in most sweeps: what is held is the query heads per KV head.
 
     Returns:
         The fields that all rows of the group share, and the group's rows.
     """
-    fixed = [name for name in CASE_FIELDS if name not in {*free, "num_heads"}]
+    held = ["queries_per_kv_head" if name == "num_heads" else name for name in CASE_FIELDS]
+    fixed = [name for name in held if name not in set(free)]
     found = [
         (dict(zip(fixed, key, strict=True)), rows)
         for key, rows in frame.groupby(fixed, sort=False, observed=True)

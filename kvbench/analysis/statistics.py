@@ -50,7 +50,11 @@ def median_interval(
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Estimate(float(np.median(values)), float(interval.low), float(interval.high))
+    median = float(np.median(values))
+    # Interpolated percentiles can miss the value that they interpolate by a rounding.
+    low = max(min(float(interval.low), median), float(values.min()))
+    high = min(max(float(interval.high), median), float(values.max()))
+    return Estimate(median, low, high)
 
 
 def ratio_interval(

@@ -10,6 +10,8 @@ from kvbench.analysis.frame import CASE_FIELDS
 
 MOST = 2 / 3
 """Share of a CPU call's predicted time that one part must have to bound it."""
+LEAST_R_SQUARED = 0.8
+"""Of a fit that verdicts are taken from: one that explains less says nothing of a cell."""
 NEARLY = 0.9
 """Share of the wall time from which another clock's time is taken to be all of it."""
 SMALL = 0.5

@@ -15,6 +15,8 @@ def unsupported(device: torch.device) -> str | None:
 
 def interpreted(device: torch.device) -> str | None:
     """The reason why kernels run in Triton's interpreter on this device; None if compiled."""
+    if unsupported(device) is not None:
+        return None
     from kvbench.kernels.jit import interpreting  # noqa: PLC0415 - needs Triton
 
     if device.type == "cpu":

@@ -4,7 +4,7 @@ import torch
 import triton.language as tl
 
 from kvbench.kernels.jit import Kernel
-from kvbench.kernels.rows import row_block
+from kvbench.kernels.rows import check_operands, row_block, row_warps
 
 
 def _scatter_kv(
@@ -27,21 +27,22 @@ def _scatter_kv(
     value_pool_slot_stride,
     value_pool_head_stride,
     value_pool_dim_stride,
+    slot_mapping_stride,
     block_size,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # One program moves BLOCK elements of one token's K and V. Offsets that grow with the token or
-    # the block are 64-bit: a pool of a large GPU has more than 2**31 elements.
+    # One program moves BLOCK elements of one token's K and V. Every factor of a stride is 64-bit: a
+    # pool on a large GPU has more than 2**31 elements, and any dimension may be the outermost.
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slot_mapping + token).to(tl.int64)
+    slot = tl.load(slot_mapping + token * slot_mapping_stride).to(tl.int64)
     if slot >= 0:  # a negative slot is padding, written nowhere
         block = slot // block_size
         offset = slot % block_size
         element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        head = element // HEAD_DIM
-        dim = element % HEAD_DIM
+        head = (element // HEAD_DIM).to(tl.int64)
+        dim = (element % HEAD_DIM).to(tl.int64)
         mask = element < NUM_HEADS * HEAD_DIM
 
         key_row = key + token * key_token_stride
@@ -74,8 +75,12 @@ def scatter_kv(
         value: As key, with strides of its own.
         key_pool: [num_blocks, block_size, num_kv_heads, head_dim], any strides; mutated.
         value_pool: As key_pool; mutated.
-        slot_mapping: int32 or int64 [tokens], contiguous. Negative slots are skipped.
+        slot_mapping: int32 or int64 [tokens], any stride. Negative slots are skipped.
+
+    Raises:
+        ValueError: Shapes or dtypes don't go together.
     """
+    check_operands(key, value, key_pool, value_pool, slot_mapping)
     tokens = len(slot_mapping)
     if tokens == 0:
         return
@@ -91,8 +96,10 @@ def scatter_kv(
         *value.stride(),
         *key_pool.stride(),
         *value_pool.stride(),
+        slot_mapping.stride(0),
         key_pool.shape[1],
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         BLOCK=block,
+        num_warps=row_warps(block, key.element_size()),
     )

@@ -11,7 +11,7 @@ from kvbench.analysis.frame import groups, timed
 from kvbench.analysis.statistics import median_interval
 from kvbench.report.tables import Table
 from kvbench.results import RunInfo
-from kvbench.units import format_bandwidth, format_bytes, format_seconds
+from kvbench.units import format_bandwidth, format_bytes, format_seconds_interval
 
 _TOKENS = 512
 """The size that the series makes its claims for."""
@@ -60,7 +60,7 @@ def _launches_claim(frame: pd.DataFrame) -> tuple[str, str, str]:
     loop = _row(frame, "write.loop", _TOKENS)
     indexing = _row(frame, "write.indexing", _TOKENS)
     hoisted = _row(frame, "write.slot_mapping", _TOKENS)
-    fused = frame[frame["strategy"] == "write.triton"]
+    fused = frame[(frame["strategy"] == "write.triton") & frame["launches"].notna()]
     fused_row = None if fused.empty else fused.iloc[0]
     return (
         "“seq_len launches become one”",
@@ -96,8 +96,7 @@ def _cost_claim(frame: pd.DataFrame, info: RunInfo) -> tuple[str, str, str]:
     else:
         term = fit.per_launch_s
         measured = (
-            f"{format_seconds(term.value)} per assignment of the loop "
-            f"({format_seconds(term.low)} to {format_seconds(term.high)})"
+            f"{format_seconds_interval(term.value, term.low, term.high)} per assignment of the loop"
         )
     on_cpu = info.environment.device == "cpu"
     return (
@@ -120,8 +119,8 @@ def _saved_claim(frame: pd.DataFrame) -> tuple[str, str, str]:
     time = median_interval(rounds)
     return (
         "“about 511 launches saved at seq_len 512”",
-        f"{saved:,.0f} saved ({_source(loop, indexing)}), and {format_seconds(time.median)} "
-        f"({format_seconds(time.low)} to {format_seconds(time.high)}) per layer",
+        f"{saved:,.0f} saved ({_source(loop, indexing)}), and "
+        f"{format_seconds_interval(time.median, time.low, time.high)} per layer",
         "511 counts K alone and takes the index for free: the loop makes 1,024, indexing 7",
     )
 

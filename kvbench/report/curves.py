@@ -6,7 +6,14 @@ from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 
 from kvbench.analysis.frame import timed
-from kvbench.report.panels import Page, label_ends, log_axes, make_panels
+from kvbench.report.panels import (
+    Page,
+    label_ends,
+    launches_label,
+    log_axes,
+    make_panels,
+    provenance,
+)
 from kvbench.report.style import FLOOR_COLOUR, colour, marker, styled
 from kvbench.results import RunInfo
 from kvbench.units import MICROSECONDS_PER_SECOND as US
@@ -20,29 +27,30 @@ _TITLES = {
 }
 
 
-def launch_overhead_figure(page: Page, op: str, info: RunInfo) -> Figure:
+def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Figure:
     """Time per call over seq_len, log-log: flat is overhead, a slope of 1 is work.
 
     Bands are the medians' intervals. Dotted lines are prepare, paid once a step rather than once a
     layer. The dashed line is the same bytes at the copy bandwidth measured in the same run.
 
     Args:
-        page: Rows of one op, run and prepare.
+        page: Rows of one op and clock, run and prepare.
         op: The op.
+        clock: The clock.
         info: The run's bandwidth, device and clock.
     """
-    environment = info.environment
+    source = "/".join(sorted(page.rows["launches_source"].dropna().unique())) or "not known"
     footnote = (
-        f"{environment.device_name}, {environment.usable_cpus} CPUs, torch {environment.torch}, "
-        f"{info.created[:10]}; wall clock, hot caches, median with its 95 % interval. "
-        "Dotted: prepare, once a step. Dashed: the same bytes at copy speed."
+        f"{provenance(info, clock)}; median with its 95 % interval. Dotted: prepare, once a step. "
+        f"Dashed: the same bytes at copy speed. "
+        f"In brackets: what one call launches on a GPU, {source}."
     )
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     with styled():
         figure, panels = make_panels(page, _TITLES.get(op, f"{op}: time per call"), footnote)
         drawn = []
         for panel, block, heads in panels:
-            ends = _draw(panel, page, block, heads, info)
+            ends = _draw(panel, page, block, heads, clock, info)
             log_axes(panel, seq_lens)
             drawn.append((panel, ends))
         for panel, _ in drawn[:: len(page.block_sizes)]:
@@ -54,11 +62,11 @@ def launch_overhead_figure(page: Page, op: str, info: RunInfo) -> Figure:
 
 
 def _draw(
-    panel: Panel, page: Page, block: int, heads: int, info: RunInfo
+    panel: Panel, page: Page, block: int, heads: int, clock: str, info: RunInfo
 ) -> list[tuple[float, float, str, str]]:
     rows = page.rows[(page.rows["block_size"] == block) & (page.rows["num_kv_heads"] == heads)]
     ends: list[tuple[float, float, str, str]] = []
-    for strategy, line in timed(rows).groupby("strategy", sort=True):
+    for strategy, line in timed(rows, "run", clock).groupby("strategy", sort=True):
         points = line.sort_values("seq_len")
         name = str(strategy)
         x = points["seq_len"].to_numpy(dtype=float)
@@ -72,8 +80,9 @@ def _draw(
             alpha=0.25,
             linewidth=0,
         )
-        ends.append((x[-1], y[-1], name.partition(".")[2], colour(name)))
-    for strategy, line in timed(rows, "prepare").groupby("strategy", sort=True):
+        label = name.partition(".")[2] + launches_label(points)
+        ends.append((x[-1], y[-1], label, colour(name)))
+    for strategy, line in timed(rows, "prepare", clock).groupby("strategy", sort=True):
         points = line.sort_values("seq_len")
         x, y = points["seq_len"].to_numpy(dtype=float), points["median_s"].to_numpy() * US
         panel.plot(x, y, color=colour(str(strategy)), linestyle=":", linewidth=1.2)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from kvbench.analysis.frame import groups
 from kvbench.report.style import WIDTH_IN
+from kvbench.results import RunInfo
 
 FREE = ("seq_len", "block_size", "num_kv_heads")
+_FOOTNOTE_COLUMNS = 128
 _MOST_PER_SIDE = 3
 _PANEL_HEIGHT_IN = 2.7
 _HEADER_IN = 0.75
@@ -42,7 +45,8 @@ def pages(frame: pd.DataFrame) -> Iterator[Page]:
     counts go on more pages.
     """
     main: dict[str, object] | None = None
-    for shared, rows in groups(frame, FREE):
+    # A logarithmic axis has no 0, and an empty batch no bytes.
+    for shared, rows in groups(frame[frame["tokens"] > 0], FREE):
         if rows["seq_len"].nunique() < 2:  # noqa: PLR2004 - a line needs two points
             continue
         main = main or shared
@@ -67,6 +71,8 @@ def _subtitle(shared: dict[str, object]) -> str:
         batch += f" ({shared['lengths']})"
     parts = [f"{shared['dtype']}", f"head_dim {shared['head_dim']}", batch]
     parts.append(f"{shared['block_order']} blocks")
+    if shared["queries_per_kv_head"] != 1:
+        parts.append(f"{shared['queries_per_kv_head']} query heads per KV head")
     if shared["start_pos"]:
         parts.append(f"start_pos {shared['start_pos']}")
     if shared["padding"]:
@@ -89,7 +95,9 @@ def make_panels(
     figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     figure.suptitle(f"{title}\n{page.subtitle}", fontsize=10.5, x=0.01, ha="left")
-    figure.supxlabel(footnote, fontsize=7.5, color="#404040", x=0.01, ha="left")
+    figure.supxlabel(
+        textwrap.fill(footnote, _FOOTNOTE_COLUMNS), fontsize=7.5, color="#404040", x=0.01, ha="left"
+    )
     for axis in panels[-1]:
         axis.set_xlabel("seq_len (tokens per sequence)")
 
@@ -102,6 +110,28 @@ def make_panels(
             yield panel, block, heads
 
     return figure, walk()
+
+
+def provenance(info: RunInfo, clock: str) -> str:
+    """Where a figure's numbers come from: machine, software, day, clock, caches."""
+    environment = info.environment
+    return (
+        f"{environment.device_name}, {environment.usable_cpus} CPUs, torch {environment.torch}, "
+        f"{info.created[:10]}; {clock} clock, {info.cache} caches"
+    )
+
+
+def launches_label(points: pd.DataFrame) -> str:
+    """How a line's launches are written behind its name: "7", "2/token"; "" if not known."""
+    launches, tokens = points["launches"], points["tokens"]
+    if launches.isna().any() or points.empty:
+        return ""
+    if launches.nunique() == 1:
+        return f" ({launches.iloc[0]:.0f})"
+    per_token = launches / tokens.where(tokens > 0)
+    if per_token.nunique() == 1:
+        return f" ({per_token.iloc[0]:.3g}/token)"
+    return f" ({launches.min():,.0f} to {launches.max():,.0f})"
 
 
 def log_axes(panel: Panel, seq_lens: Sequence[int]) -> None:

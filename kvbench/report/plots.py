@@ -1,5 +1,6 @@
 """Every figure of a run, by file name."""
 
+import itertools
 from collections.abc import Iterator
 
 import pandas as pd
@@ -14,7 +15,7 @@ from kvbench.results import RunInfo
 
 
 def figures(frame: pd.DataFrame, info: RunInfo) -> Iterator[tuple[str, Figure]]:
-    """The launch-overhead curves of every op, and its speed-up over the loop.
+    """The launch-overhead curves of every op by every clock, and its speed-up over the loop.
 
     Args:
         frame: The rows of a run.
@@ -23,13 +24,15 @@ def figures(frame: pd.DataFrame, info: RunInfo) -> Iterator[tuple[str, Figure]]:
     Yields:
         A file name without its ending, and the figure.
     """
-    for op in OPS:
-        rows = frame[(frame["op"] == op) & (frame["status"] == "ok")]
+    ok = frame[frame["status"] == "ok"]
+    for op, clock in itertools.product(OPS, dict.fromkeys(ok["clock"])):
+        rows = ok[(ok["op"] == op) & (ok["clock"] == clock)]
+        suffix = "" if clock == "wall" else clock
         for page in pages(rows):
-            name = "-".join(filter(None, (op, "launch-overhead", page.name)))
-            yield name, launch_overhead_figure(page, op, info)
+            name = "-".join(filter(None, (op, "launch-overhead", suffix, page.name)))
+            yield name, launch_overhead_figure(page, op, clock, info)
         reference = f"{op}.loop"
         if reference in set(rows["strategy"]):
-            for page in pages(speedups(rows, reference)):
-                name = "-".join(filter(None, (op, "speedup", page.name)))
-                yield name, speedup_figure(page, op, reference, info)
+            for page in pages(speedups(rows, reference, clock)):
+                name = "-".join(filter(None, (op, "speedup", suffix, page.name)))
+                yield name, speedup_figure(page, op, reference, clock, info)

@@ -4,25 +4,24 @@ import pandas as pd
 from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 
-from kvbench.report.panels import Page, label_ends, log_axes, make_panels
+from kvbench.report.panels import Page, label_ends, log_axes, make_panels, provenance
 from kvbench.report.style import colour, marker, styled
 from kvbench.results import RunInfo
 
 
-def speedup_figure(page: Page, op: str, reference: str, info: RunInfo) -> Figure:
+def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInfo) -> Figure:
     """Speed-up over `reference` by seq_len, log-log, with the interval of the paired ratio.
 
     Args:
         page: Rows with the columns of `analysis.speedup.speedups`.
         op: The op.
         reference: The strategy that is 1.
+        clock: The clock of all rows.
         info: The run's device and date.
     """
-    environment = info.environment
     footnote = (
-        f"{environment.device_name}, {environment.usable_cpus} CPUs, torch {environment.torch}, "
-        f"{info.created[:10]}; wall clock, hot caches, median ratio within rounds with its 95 % "
-        "interval; run alone, without prepare."
+        f"{provenance(info, clock)}; median ratio within rounds with its 95 % interval; "
+        "run alone, without prepare."
     )
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     with styled():

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from rich.table import Table as RichTable
@@ -10,8 +11,11 @@ from rich.text import Text
 
 from kvbench.analysis.frame import groups, timed
 from kvbench.analysis.ranking import rank, step_costs
-from kvbench.results import RunInfo
+from kvbench.results import LaunchCounts, RunInfo
 from kvbench.units import format_bandwidth, format_seconds, significant
+
+UNRESOLVED = " (unresolved)"
+"""Behind a time of less than twice the clock's floor."""
 
 MISSING = "—"
 """How a table shows what was not measured: missing is missing, never 0."""
@@ -29,9 +33,9 @@ class Table:
 
     def rich(self) -> RichTable:
         """For a terminal."""
-        table = RichTable(title=self.title, title_justify="left", title_style="bold")
+        table = RichTable(title=Text(self.title), title_justify="left", title_style="bold")
         for name, numeric in zip(self.header, self._numeric(), strict=True):
-            table.add_column(name, justify="right" if numeric else "left")
+            table.add_column(Text(name), justify="right" if numeric else "left")
         for row in self.rows:
             table.add_row(*map(Text, row))  # as Text: brackets are no markup
         return table
@@ -45,6 +49,19 @@ class Table:
     def _numeric(self) -> list[bool]:
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
         return [all(cell[:1].isdigit() or cell == MISSING for cell in c) for c in columns]
+
+
+def describe_launches(counts: LaunchCounts) -> str:
+    """Launches in words: "6 kernels, 1 memcpy, waits once"."""
+    parts = []
+    if counts.kernels:
+        parts.append(f"{counts.kernels:,} kernel{'s' * (counts.kernels > 1)}")
+    if counts.memcpys:
+        parts.append(f"{counts.memcpys:,} memcpy{'s' * (counts.memcpys > 1)}")
+    if counts.synchronizations:
+        times = "once" if counts.synchronizations == 1 else f"{counts.synchronizations:,} times"
+        parts.append(f"waits {times}")
+    return ", ".join(parts) or "nothing"
 
 
 def ranking_table(frame: pd.DataFrame, op: str, layers: int) -> Table:
@@ -82,10 +99,11 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
     lines = []
     for strategy, own in costs.groupby("strategy", sort=True):
         by_length = own.set_index("seq_len")
-        lines.append((str(strategy), *(_time(by_length["median_s"], n) for n in seq_lens)))
+        lines.append((str(strategy), *(_time(by_length, "median_s", n) for n in seq_lens)))
         if own["prepare_s"].gt(0).any():
-            per_layer = by_length["step_s"] / layers
-            lines.append((f"{strategy}, with prepare", *(_time(per_layer, n) for n in seq_lens)))
+            by_length = by_length.assign(layer_s=by_length["step_s"] / layers)
+            label = f"{strategy}, with prepare"
+            lines.append((label, *(_time(by_length, "layer_s", n) for n in seq_lens)))
     setting = f"block size {shared['block_size']}, {shared['num_kv_heads']} KV heads"
     return Table(
         f"{op}: time per call by seq_len ({setting}, {shared['dtype']}, batch {shared['batch']}; "
@@ -95,8 +113,11 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
     )
 
 
-def _time(times: "pd.Series[float]", seq_len: int) -> str:
-    return format_seconds(times.loc[seq_len]) if seq_len in times.index else MISSING
+def _time(by_length: pd.DataFrame, column: str, seq_len: int) -> str:
+    if seq_len not in by_length.index:
+        return MISSING
+    row: Any = by_length.loc[seq_len]
+    return format_seconds(row[column]) + ("" if row["resolved"] else UNRESOLVED)
 
 
 def _spaced(values: Sequence[int]) -> list[int]:

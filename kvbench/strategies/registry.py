@@ -4,6 +4,7 @@ import fnmatch
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from kvbench.strategies import read, write
 from kvbench.strategies.base import Strategy
 
 _STRATEGIES: dict[str, Strategy] = {}
+_FILES: dict[str, Path] = {}
+"""The files that strategies of the user's own came from, by strategy."""
 
 
 def register(cls: type[Strategy]) -> type[Strategy]:
@@ -42,21 +45,32 @@ def load_file(path: Path) -> None:
     Raises:
         InputError: There is no such file, it fails, or it registers nothing.
     """
-    before = set(_STRATEGIES)
-    spec = importlib.util.spec_from_file_location(f"kvbench_user_{path.stem}", path)
+    before = dict(_STRATEGIES)
+    name = f"kvbench_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise InputError(f"strategy file {str(path)!r}: expected a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as import does: dataclasses and pickles look a class up there
     try:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"strategy file {str(path)!r}: {type(error).__name__}: {error}") from error
-    if before == set(_STRATEGIES):
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        # All or nothing: a file that failed half-way leaves no strategy behind.
+        _STRATEGIES.clear()
+        _STRATEGIES.update(before)
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"strategy file {str(path)!r}: {what}") from error
+    _FILES.update(dict.fromkeys(set(_STRATEGIES) - set(before), path))
+    if before == _STRATEGIES:
         raise InputError(
             f"strategy file {str(path)!r} registers nothing; expected a class under "
             "@kvbench.strategies.registry.register"
         )
+
+
+def file_of(strategy: Strategy) -> Path | None:
+    """The file that a strategy was loaded from; None if it is built in."""
+    return _FILES.get(strategy.name)
 
 
 def all_strategies() -> tuple[Strategy, ...]:

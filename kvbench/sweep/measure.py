@@ -2,9 +2,8 @@
 
 import functools
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 
@@ -13,74 +12,82 @@ from kvbench.analysis.statistics import CONFIDENCE
 from kvbench.blocks import place
 from kvbench.cases import Case
 from kvbench.devices import free_bytes
-from kvbench.results import Measurement, Phase, Result, Status
+from kvbench.results import CacheState, LaunchCounts, Measurement, Phase, Result, Status
 from kvbench.strategies.base import Strategy
+from kvbench.strategies.registry import file_of
 from kvbench.sweep.budget import estimate_call_s
-from kvbench.timing.clocks import Clock
-from kvbench.timing.rounds import Sampling, StoppingRule, sample_rounds
+from kvbench.sweep.launches import counted, predicted
+from kvbench.timing.accelerator import Accelerator
+from kvbench.timing.cache import Flush, copies_to_rotate, rotation
+from kvbench.timing.clocks import Clock, ClockError
+from kvbench.timing.rounds import Sampling, StoppingRule, SubjectError, sample_rounds
 from kvbench.units import format_bytes, format_seconds
 from kvbench.workload import Workload, build, fill, required_bytes
 
 UNTIMED_SHARE = 0.1
 """Of the call budget: what a call may take that is only checked, never timed."""
 
-PHASES: tuple[Phase, ...] = get_args(Phase)
+Call = Callable[[], object]
+Subject = tuple[Strategy, Phase]
+Outcome = Sampling | tuple[Status, str]
+"""A subject's samples, or the status and the reason of its row."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """What all cases of a run are measured with."""
 
     device: torch.device
-    clock: Clock
-    floor_s: float
+    clocks: tuple[Clock, ...]
+    """The first is the one that rows without a measurement name."""
+    floors_s: Mapping[str, float]
     rule: StoppingRule
     call_budget_s: float
     """A strategy whose one call would take longer is not run."""
+    copy_bytes_per_s: float
+    cache: CacheState = "hot"
+    cache_bytes: int | None = None
+    """The device's last-level cache."""
+    flush: Flush | None = None
+    """Where caches are to be cold."""
+    accelerator: Accelerator | None = None
+    """What launches are counted with; None on a CPU, where they are predicted."""
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An exception's type and message, for a row."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def repro(case: Case, strategy: Strategy, device: torch.device) -> str:
+def repro(case: Case, strategy: Strategy, device: torch.device, cache: CacheState = "hot") -> str:
     """The command that measures one strategy in one case again."""
-    axes = [word for name, value in case.fields().items() for word in ("-a", f"{name}={value}")]
-    return shlex.join(["kvbench", "run", *axes, "-s", strategy.name, "--device", str(device)])
+    words = [word for name, value in case.fields().items() for word in ("-a", f"{name}={value}")]
+    words += ["-s", strategy.name, "--device", str(device)]
+    file = file_of(strategy)
+    if file is not None:
+        words += ["--load", str(file)]
+    if cache != "hot":
+        words += ["--cache", cache]
+    return shlex.join(["kvbench", "run", *words])
 
 
 def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> list[Result]:
-    """Every strategy's rows for one case: one per phase if it was timed, else one that says why.
+    """Every strategy's rows for one case.
+
+    A strategy that was timed has one row per phase and clock, another has one row that says why.
 
     Args:
         case: The case.
         strategies: Those of the case's op.
-        bench: Device, clock and limits.
+        bench: Device, clocks and limits.
     """
-    rows: list[Result] = []
-
-    def refuse(strategy: Strategy, status: Status, reason: str) -> None:
-        rows.append(
-            Result(
-                case=case,
-                strategy=strategy.name,
-                phase="run",
-                status=status,
-                reason=reason,
-                repro=repro(case, strategy, bench.device),
-            )
-        )
-
     candidates = list(strategies)
-    needed = required_bytes(case, place(case))
-    free = free_bytes(bench.device)
+    needed, free = _required_bytes(case, bench), free_bytes(bench.device)
     if needed > free:
         reason = f"needs {format_bytes(needed)}; {format_bytes(free)} are free on {bench.device}"
-        for strategy in candidates:
-            refuse(strategy, "does not fit", reason)
-        return rows
+        return [_refusal(case, s, bench, "does not fit", reason) for s in candidates]
 
+    rows: list[Result] = []
     workload = build(case, bench.device)
     timed: list[Strategy] = []
     for strategy in candidates:
@@ -91,11 +98,32 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
         if outcome is None:
             timed.append(strategy)
         else:
-            refuse(strategy, *outcome)
-
+            rows.append(_refusal(case, strategy, bench, *outcome))
     if timed:
         rows += _time(timed, workload, bench)
     return rows
+
+
+def _required_bytes(case: Case, bench: Bench) -> int:
+    one = required_bytes(case, place(case))
+    copies = copies_to_rotate(case.nbytes, bench.cache_bytes) if bench.cache == "rotated" else 1
+    # The check's copies, two thirds of a case's need, are made for one set of buffers alone.
+    return one + (copies - 1) * one // 3 if isinstance(copies, int) else one
+
+
+def _refusal(case: Case, strategy: Strategy, bench: Bench, status: Status, reason: str) -> Result:
+    return Result(
+        case=case,
+        strategy=strategy.name,
+        phase="run",
+        clock=bench.clocks[0].name,
+        cache=bench.cache,
+        status=status,
+        reason=reason,
+        # Predicting runs the strategy: not one that is wrong, or that would take too long.
+        launches=predicted(strategy, case, "run") if status == "checked" else None,
+        repro=repro(case, strategy, bench.device, bench.cache),
+    )
 
 
 def _examine(strategy: Strategy, workload: Workload, bench: Bench) -> tuple[Status, str] | None:
@@ -104,6 +132,10 @@ def _examine(strategy: Strategy, workload: Workload, bench: Bench) -> tuple[Stat
     unsupported = strategy.supports(case, bench.device)
     if unsupported is not None:
         return "unsupported", unsupported
+    if bench.cache == "rotated":
+        copies = copies_to_rotate(case.nbytes, bench.cache_bytes)
+        if isinstance(copies, str):
+            return "unsupported", copies
     untimed = strategy.untimed(bench.device)
     budget_s = bench.call_budget_s * (1.0 if untimed is None else UNTIMED_SHARE)
     expected_s = estimate_call_s(strategy, case, bench.device)
@@ -122,55 +154,146 @@ def _examine(strategy: Strategy, workload: Workload, bench: Bench) -> tuple[Stat
 
 def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> list[Result]:
     case = workload.case
-    fill(workload)
-    subjects = {}
+    workloads = [workload]
+    if bench.cache == "rotated":
+        copies = copies_to_rotate(case.nbytes, bench.cache_bytes)
+        workloads += [build(case, bench.device) for _ in range(int(copies) - 1)]
+    for each in workloads:
+        fill(each)
+    rows: list[Result] = []
+    subjects: dict[Subject, Call] = {}
+    launches: dict[Subject, LaunchCounts | None] = {}
     for strategy in strategies:
-        prepared = strategy.prepare(workload)
-        subjects[f"{strategy.name} run"] = functools.partial(strategy.run, workload, prepared)
+        try:
+            run = _run_call(strategy, workloads)
+            counts = _launches(strategy, workload, bench)
+        except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
+            rows.append(_refusal(case, strategy, bench, "failed", one_line(error)))
+            continue
+        subjects[strategy, "run"], launches[strategy, "run"] = run, counts
         if strategy.has_prepare():
-            subjects[f"{strategy.name} prepare"] = functools.partial(strategy.prepare, workload)
-    samplings = sample_rounds(subjects, bench.clock, bench.rule, case.seed)
-
-    rows = []
-    for strategy in strategies:
-        # A strategy that is right when called once may not be after a thousand calls.
-        mismatch = oracle.check(strategy, workload, versions=(2,))
-        for phase in PHASES:
-            sampling = samplings.get(f"{strategy.name} {phase}")
-            if sampling is None:
-                continue
-            after = f"after timing: {mismatch}" if mismatch else None
-            rows.append(
-                Result(
-                    case=case,
-                    strategy=strategy.name,
-                    phase=phase,
-                    status="incorrect" if mismatch else "ok",
-                    reason=after,
-                    measurement=None
-                    if mismatch
-                    else _measurement(sampling, strategy, phase, case, bench),
-                    repro=repro(case, strategy, bench.device),
-                )
-            )
+            subjects[strategy, "prepare"] = functools.partial(strategy.prepare, workload)
+            launches[strategy, "prepare"] = predicted(strategy, case, "prepare")
+    sampled = {
+        clock.name: _sample(clock, subjects, launches, case, bench) for clock in bench.clocks
+    }
+    faults = {strategy: _check_after(strategy, workload) for strategy, _ in subjects}
+    for strategy, phase in subjects:
+        for clock, outcomes in sampled.items():
+            subject = (strategy, phase)
+            outcome = faults[strategy] or outcomes[subject]
+            rows.append(_row(subject, clock, outcome, launches[subject], case, bench))
     return rows
 
 
+def _run_call(strategy: Strategy, workloads: Sequence[Workload]) -> Call:
+    calls: list[Call] = [functools.partial(strategy.run, w, strategy.prepare(w)) for w in workloads]
+    return calls[0] if len(calls) == 1 else rotation(calls)
+
+
+def _launches(strategy: Strategy, workload: Workload, bench: Bench) -> LaunchCounts | None:
+    if bench.accelerator is None:
+        return predicted(strategy, workload.case, "run")
+    return counted(strategy, workload, bench.accelerator)
+
+
+def _check_after(strategy: Strategy, workload: Workload) -> Outcome | None:
+    """None if it is still right: what is right when called once may not be after a thousand."""
+    try:
+        mismatch = oracle.check(strategy, workload, versions=(2,))
+    except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
+        return "failed", f"after timing: {one_line(error)}"
+    return ("incorrect", f"after timing: {mismatch}") if mismatch else None
+
+
+def _sample(
+    clock: Clock,
+    subjects: Mapping[Subject, Call],
+    launches: Mapping[Subject, LaunchCounts | None],
+    case: Case,
+    bench: Bench,
+) -> dict[Subject, Outcome]:
+    """Each subject's samples by one clock, or the reason why there are none."""
+    outcomes: dict[Subject, Outcome] = {}
+    limits: dict[Subject, int | None] = {}
+    for subject in subjects:
+        counts = launches[subject]
+        refused = clock.refuses(counts) if counts is not None else None
+        if refused is not None:
+            outcomes[subject] = ("unsupported", refused)
+        else:
+            limits[subject] = None if counts is None else clock.most_calls(counts.launches)
+    while limits:
+        try:
+            sampled = sample_rounds(
+                {subject: subjects[subject] for subject in limits},
+                clock,
+                bench.rule,
+                case.seed,
+                before=bench.flush,
+                most_calls=limits,
+            )
+        except SubjectError as failure:
+            # The rest are sampled anew without it, so that their rounds stay complete.
+            subject = next(s for s in limits if s == failure.subject)
+            del limits[subject]
+            cause = failure.__cause__ or failure
+            status: Status = "unsupported" if isinstance(cause, ClockError) else "failed"
+            outcomes[subject] = (status, one_line(cause))
+        else:
+            return {**outcomes, **sampled}
+    return outcomes
+
+
+def _row(
+    subject: Subject,
+    clock: str,
+    outcome: Outcome,
+    launches: LaunchCounts | None,
+    case: Case,
+    bench: Bench,
+) -> Result:
+    strategy, phase = subject
+    status: Status = "ok"
+    reason = measurement = None
+    if isinstance(outcome, Sampling):
+        measurement = _measurement(outcome, strategy, phase, bench.floors_s[clock], case, bench)
+    else:
+        status, reason = outcome
+    return Result(
+        case=case,
+        strategy=strategy.name,
+        phase=phase,
+        clock=clock,
+        cache=bench.cache,
+        status=status,
+        reason=reason,
+        measurement=measurement,
+        launches=launches,
+        repro=repro(case, strategy, bench.device, bench.cache),
+    )
+
+
 def _measurement(
-    sampling: Sampling, strategy: Strategy, phase: Phase, case: Case, bench: Bench
+    sampling: Sampling,
+    strategy: Strategy,
+    phase: Phase,
+    floor_s: float,
+    case: Case,
+    bench: Bench,
 ) -> Measurement:
     moves = phase == "run"
+    median_s = sampling.estimate.median
     return Measurement(
-        clock=bench.clock.name,
         samples_s=sampling.samples_s,
         calls_per_sample=sampling.calls_per_sample,
-        median_s=sampling.estimate.median,
+        median_s=median_s,
         low_s=sampling.estimate.low,
         high_s=sampling.estimate.high,
         confidence=CONFIDENCE,
         stopped_by=sampling.stopped_by,
-        floor_s=bench.floor_s,
-        cache_state="hot",
+        floor_s=floor_s,
         allocates=strategy.allocates and moves,
         nbytes=case.nbytes if moves else None,
+        copy_share=case.nbytes / median_s / bench.copy_bytes_per_s if moves else None,
     )

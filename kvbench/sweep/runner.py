@@ -10,12 +10,14 @@ import torch
 
 from kvbench.cases import Case
 from kvbench.environment import fingerprint
-from kvbench.results import SCHEMA_VERSION, Result, RunInfo
+from kvbench.results import SCHEMA_VERSION, CacheState, Result, RunInfo
 from kvbench.store import RunWriter, claim
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.measure import Bench, measure_case
+from kvbench.timing.accelerator import TorchAccelerator
 from kvbench.timing.bandwidth import measure_copy_bandwidth
-from kvbench.timing.clocks import WallClock, floor
+from kvbench.timing.cache import Flush, last_level_cache_bytes
+from kvbench.timing.clocks import Clock, floors
 from kvbench.timing.rounds import StoppingRule
 
 
@@ -32,6 +34,8 @@ class Plan:
     cell_seconds: float
     call_budget_s: float
     layers: int
+    clocks: tuple[Clock, ...]
+    cache: CacheState
 
     def strategies_for(self, case: Case) -> list[Strategy]:
         """The strategies that do the case's op."""
@@ -56,13 +60,21 @@ def run_sweep(
         StoreError: The folder holds something, or can't be written.
     """
     claim(folder)
-    clock = WallClock(plan.device)
+    environment = fingerprint(plan.device)
+    bandwidth = measure_copy_bandwidth(plan.device)
+    cache_bytes = last_level_cache_bytes(plan.device, environment.last_level_cache_bytes)
+    cold = plan.cache == "cold"
     bench = Bench(
         device=plan.device,
-        clock=clock,
-        floor_s=floor(clock),
+        clocks=plan.clocks,
+        floors_s=floors(plan.clocks, plan.device, single_calls=cold),
         rule=StoppingRule(cell_seconds=plan.cell_seconds),
         call_budget_s=plan.call_budget_s,
+        copy_bytes_per_s=bandwidth.bytes_per_s,
+        cache=plan.cache,
+        cache_bytes=cache_bytes,
+        flush=Flush(plan.device, cache_bytes) if cold else None,
+        accelerator=None if plan.device.type == "cpu" else TorchAccelerator(plan.device),
     )
     info = RunInfo(
         schema_version=SCHEMA_VERSION,
@@ -73,9 +85,10 @@ def run_sweep(
         cell_seconds=plan.cell_seconds,
         call_budget_s=plan.call_budget_s,
         layers=plan.layers,
-        environment=fingerprint(plan.device),
-        copy_bandwidth=measure_copy_bandwidth(plan.device),
-        floors_s={clock.name: bench.floor_s},
+        environment=environment,
+        copy_bandwidth=bandwidth,
+        cache=plan.cache,
+        floors_s=dict(bench.floors_s),
     )
     # In random order a drift of the machine doesn't pass for an effect of an axis, and the first
     # cases tell how long the rest will take.

@@ -8,6 +8,9 @@ from kvbench.errors import InputError
 
 FLUSH_FACTOR = 2
 """Bytes written to flush a cache, in multiples of its size."""
+ROTATION_FACTOR = 4
+"""Bytes that calls take turns over, in multiples of the cache."""
+_MOST_COPIES = 1024
 
 
 class Flush:
@@ -50,6 +53,26 @@ def last_level_cache_bytes(device: torch.device, cpu_cache_bytes: int | None) ->
     properties = torch.get_device_module(device).get_device_properties(device)
     size = getattr(properties, "L2_cache_size", None)
     return None if size is None else int(size)
+
+
+def copies_to_rotate(nbytes: int, cache_bytes: int | None) -> int | str:
+    """How many sets of buffers outgrow the cache, or the reason why that can't be had.
+
+    Args:
+        nbytes: Bytes that one call touches.
+        cache_bytes: The last-level cache.
+    """
+    if cache_bytes is None:
+        return "the system doesn't say how large the last-level cache is"
+    if nbytes == 0:
+        return "a call that moves nothing finds no cache cold"
+    copies = -(-ROTATION_FACTOR * cache_bytes // nbytes) + 1
+    if copies > _MOST_COPIES:
+        return (
+            f"rotating over {ROTATION_FACTOR} times the cache would take {copies:,} sets of "
+            f"buffers, at most {_MOST_COPIES:,}; --cache cold has no such limit"
+        )
+    return copies
 
 
 def rotation(calls: list[Callable[[], object]]) -> Callable[[], object]:

@@ -1,8 +1,9 @@
 """Ways of measuring a call. Each says what it measured by its name."""
 
+import functools
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,7 @@ import torch
 
 from kvbench.devices import synchronize
 from kvbench.errors import KvbenchError
+from kvbench.results import LaunchCounts
 from kvbench.timing.accelerator import Accelerator, TorchAccelerator
 
 _DECIMALS = 13
@@ -34,11 +36,12 @@ class Clock(Protocol):
         """Seconds per call, as the mean of so many calls in a row."""
         ...
 
-    def most_calls(self, launches: int) -> int | None:
-        """The most calls a sample may have if each makes so many launches; None if any number.
+    def refuses(self, launches: LaunchCounts) -> str | None:
+        """None if it can measure a call that launches so much, else the reason why not."""
+        ...
 
-        0 means that this clock can't measure such a call at all.
-        """
+    def most_calls(self, launches: int) -> int | None:
+        """The most calls a sample may have if each makes so many launches; None if any number."""
         ...
 
 
@@ -73,13 +76,17 @@ class WallClock:
         elapsed_ns = time.perf_counter_ns() - start
         return round(elapsed_ns / calls * 1e-9, _DECIMALS)
 
+    def refuses(self, launches: LaunchCounts) -> str | None:  # noqa: ARG002 - it takes any call
+        """Nothing."""
+        return None
+
     def most_calls(self, launches: int) -> int | None:  # noqa: ARG002 - any
         """Any number."""
         return None
 
 
 class EnqueueClock:
-    """Host time to hand the work over, without waiting for it.
+    """Host time to hand the work over, without waiting for it at the end.
 
     A full queue makes the host wait for the device, and the clock would measure that: samples are
     kept shorter than a queue, and a call that alone would fill one is not measured.
@@ -101,9 +108,18 @@ class EnqueueClock:
         self._accelerator.synchronize()
         return round(elapsed_ns / calls * 1e-9, _DECIMALS)
 
+    def refuses(self, launches: LaunchCounts) -> str | None:
+        """A call that would fill the queue."""
+        if launches.launches > QUEUE_LAUNCHES:
+            return (
+                f"enqueue clock: a call makes {launches.launches:,} launches and would fill the "
+                f"queue; at most {QUEUE_LAUNCHES} can be told from waiting"
+            )
+        return None
+
     def most_calls(self, launches: int) -> int | None:
         """As many as a queue takes."""
-        return QUEUE_LAUNCHES // max(launches, 1)
+        return max(1, QUEUE_LAUNCHES // max(launches, 1))
 
 
 class DeviceClock:
@@ -124,6 +140,10 @@ class DeviceClock:
         if busy_s <= 0:
             raise ClockError("device clock: the profiler saw no work on the device")
         return round(busy_s / calls, _DECIMALS)
+
+    def refuses(self, launches: LaunchCounts) -> str | None:  # noqa: ARG002 - it takes any call
+        """Nothing."""
+        return None
 
     def most_calls(self, launches: int) -> int | None:
         """What keeps a trace small: each launch is an event in it."""
@@ -153,6 +173,10 @@ class EventClock:
             raise ClockError(f"events clock: {elapsed_s:g} s between events; expected more than 0")
         return round(elapsed_s / calls, _DECIMALS)
 
+    def refuses(self, launches: LaunchCounts) -> str | None:  # noqa: ARG002 - it takes any call
+        """Nothing."""
+        return None
+
     def most_calls(self, launches: int) -> int | None:  # noqa: ARG002 - any
         """Any number."""
         return None
@@ -174,7 +198,7 @@ class GraphClock:
         """Seconds per call; calls are rounded up to whole graphs.
 
         Raises:
-            ClockError: The graph holds no work: whatever ran was not captured.
+            ClockError: The call can't be captured, or the graph holds no work.
         """
         replay = self._replay(call)
         graphs = -(-calls // CALLS_PER_GRAPH)
@@ -189,11 +213,23 @@ class GraphClock:
 
     def _replay(self, call: Callable[[], object]) -> Callable[[], None]:
         if call not in self._replays:
-            replay = self._accelerator.capture(_repeat(call, CALLS_PER_GRAPH))
+            try:
+                replay = self._accelerator.capture(_repeat(call, CALLS_PER_GRAPH))
+            except RuntimeError as error:
+                raise ClockError(f"graph clock: the call can't be captured: {error}") from error
             if not self._accelerator.profile(replay).activities:
                 raise ClockError("graph clock: the captured graph holds no work")
             self._replays[call] = replay
         return self._replays[call]
+
+    def refuses(self, launches: LaunchCounts) -> str | None:
+        """A call that waits for the device: a graph can't hold that."""
+        if launches.synchronizations:
+            return (
+                f"graph clock: a call waits for the device {launches.synchronizations} time(s); "
+                "a graph can't hold that"
+            )
+        return None
 
     def most_calls(self, launches: int) -> int | None:  # noqa: ARG002 - any
         """Any number."""
@@ -204,11 +240,52 @@ def nothing() -> None:
     """The empty call whose time is a clock's floor."""
 
 
-def floor(clock: Clock, *, samples: int = 25, calls: int = 1000) -> float:
-    """The clock's time for an empty call, in seconds: the median of several samples."""
-    clock.sample(nothing, calls)
-    times = sorted(clock.sample(nothing, calls) for _ in range(samples))
+def floor(
+    clock: Clock,
+    call: Callable[[], object] = nothing,
+    *,
+    samples: int = 25,
+    calls: int = 1000,
+) -> float:
+    """The clock's time for the least that can be called, in seconds: the median of several samples.
+
+    Args:
+        clock: The clock.
+        call: Nothing, or one empty launch for a clock that times the device's work alone.
+        samples: How many.
+        calls: Calls of a sample, as the measurements beside it have.
+    """
+    clock.sample(call, calls)
+    times = sorted(clock.sample(call, calls) for _ in range(samples))
     return times[samples // 2]
+
+
+def empty_launch(device: torch.device) -> Callable[[], object]:
+    """The least that can be launched: a kernel that fills one element."""
+    element = torch.zeros(1, device=device)
+    return functools.partial(element.fill_, 1.0)
+
+
+def floors(
+    clocks: Iterable[Clock], device: torch.device, *, single_calls: bool
+) -> dict[str, float]:
+    """The floor of each clock, by name.
+
+    Args:
+        clocks: The clocks.
+        device: Whose.
+        single_calls: Whether samples have one call each, as with cold caches.
+    """
+    found = {}
+    for clock in clocks:
+        if clock.name in {"wall", "enqueue"}:
+            found[clock.name] = floor(clock, calls=1 if single_calls else 1000)
+        else:
+            launch = empty_launch(device)
+            found[clock.name] = floor(
+                clock, launch, samples=9, calls=1 if single_calls else CALLS_PER_GRAPH
+            )
+    return found
 
 
 def clocks_for(device: torch.device) -> tuple[Clock, ...]:

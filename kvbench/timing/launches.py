@@ -6,7 +6,7 @@ launched. Views launch nothing; allocations launch nothing; every other op is a 
 where PyTorch makes one. A prediction is marked as one; on a GPU it is held against the profiler.
 
 On a build without CUDA a few entry points ask for a device guard that is not there before they
-reach the dispatcher: indexing syntax, `Tensor.to`. Those are taken to the ops they stand for.
+reach the dispatcher: indexing syntax, `to`, `copy_`. They are taken to the ops they stand for.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvbench.kernels.jit import recording
+from kvbench.kernels.recording import recording
 from kvbench.results import LaunchCounts
 
 _ALLOCATIONS = {
@@ -63,6 +63,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count_copy(name, args, kwargs)
         elif func.is_view or name in _ALLOCATIONS or not _on_device(args, kwargs):
             return
+        elif name == "clone" and args[0].is_contiguous():
+            self.memcpys += 1
         elif name == "cat":
             self.kernels += math.ceil(len(args[0]) / _CAT_INPUTS_PER_KERNEL)
         else:
@@ -101,8 +103,15 @@ def _on_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in flat)
 
 
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_contiguous():
+        return tensor
+    copied: torch.Tensor = _ATEN.clone.default(tensor)
+    return copied
+
+
 class _GuardFree(TorchFunctionMode):
-    """Takes indexing syntax and `Tensor.to` to the ops they stand for."""
+    """Takes indexing syntax, `Tensor.to` and `copy_` to the ops they stand for."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
@@ -110,18 +119,21 @@ class _GuardFree(TorchFunctionMode):
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.Tensor.__getitem__:
-            return self._index(args[0], args[1])
-        if func is torch.Tensor.__setitem__:
-            return self._assign(*args)
-        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.device | str):
-            return self._to(args[0], torch.device(args[1]), kwargs)
-        if func is torch.Tensor.item:
-            return _ATEN._local_scalar_dense.default(args[0])
-        return func(*args, **kwargs)
+        routes: dict[Any, Callable[..., Any]] = {
+            torch.Tensor.__getitem__: self._index,
+            torch.Tensor.__setitem__: self._assign,
+            torch.Tensor.to: self._to,
+            torch.Tensor.copy_: _ATEN.copy_.default,
+            torch.Tensor.contiguous: _dense,
+            torch.Tensor.item: _ATEN._local_scalar_dense.default,
+        }
+        return routes.get(func, func)(*args, **(kwargs or {}))
 
-    def _to(self, tensor: torch.Tensor, device: torch.device, kwargs: dict[str, Any]) -> Any:
+    def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        target = kwargs.pop("device", None) or (args[0] if args else None)
+        if not isinstance(target, torch.device | str):
+            return tensor.to(*args, **kwargs)  # a change of dtype asks for no guard
+        device = torch.device(target)
         if tensor.device.type == device.type:
             return tensor
         fake = tensor if hasattr(tensor, "fake_mode") else self._fake.from_tensor(tensor)
@@ -146,12 +158,20 @@ class _GuardFree(TorchFunctionMode):
     ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """Integers and slices as views, and the index tensors that are left for a gather."""
         indices: list[torch.Tensor | None] = []
+        items = list(key) if isinstance(key, tuple) else [key]
+        if any(item is Ellipsis for item in items):
+            at = next(i for i, item in enumerate(items) if item is Ellipsis)
+            whole = tensor.dim() - sum(item is not None for item in items) + 1
+            items[at : at + 1] = [slice(None)] * whole
         dim = 0
-        for item in key if isinstance(key, tuple) else (key,):
+        for item in items:
             if isinstance(item, int):
                 tensor = self._select(tensor, dim, item)
                 continue
-            if isinstance(item, slice):
+            if item is None:
+                tensor = _ATEN.unsqueeze.default(tensor, dim)
+                indices.append(None)
+            elif isinstance(item, slice):
                 if item != slice(None):
                     start, stop, step = item.indices(tensor.shape[dim])
                     tensor = _ATEN.slice.Tensor(tensor, dim, start, stop, step)

@@ -8,12 +8,15 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from kvbench.analysis.statistics import Estimate, median_interval
 from kvbench.timing.clocks import Clock
+
+K = TypeVar("K", bound=Hashable)
 
 _CHECKED_ROUNDS_GROWTH = 1.4
 _RESAMPLES_WHILE_SAMPLING = 499
@@ -43,20 +46,40 @@ class Sampling:
     stopped_by: Literal["precision", "time", "rounds"]
 
 
-def calls_for(clock: Clock, call: Callable[[], object], sample_seconds: float) -> int:
-    """The calls that fill a sample, found by doubling; it also warms the call up."""
+class SubjectError(Exception):
+    """A subject raised while it was sampled; the cause is what it raised.
+
+    Args:
+        subject: Its name.
+    """
+
+    def __init__(self, subject: Hashable) -> None:
+        super().__init__(subject)
+        self.subject = subject
+
+
+def calls_for(
+    clock: Clock, call: Callable[[], object], sample_seconds: float, most: int | None = None
+) -> int:
+    """The calls that fill a sample, but no more than `most`; finding them warms the call up."""
     calls = 1
     while True:
         elapsed = clock.sample(call, calls) * calls
-        if elapsed >= sample_seconds:
+        if elapsed >= sample_seconds or calls == most:
             return calls
         grown = math.ceil(calls * 1.1 * sample_seconds / max(elapsed, 1e-9))
-        calls = min(grown, calls * 10)
+        calls = min(grown, calls * 10, most or grown)
 
 
 def sample_rounds(
-    subjects: Mapping[str, Callable[[], object]], clock: Clock, rule: StoppingRule, seed: int
-) -> dict[str, Sampling]:
+    subjects: Mapping[K, Callable[[], object]],
+    clock: Clock,
+    rule: StoppingRule,
+    seed: int,
+    *,
+    before: Callable[[], object] | None = None,
+    most_calls: Mapping[K, int | None] | None = None,
+) -> dict[K, Sampling]:
     """Sample every subject once a round, in a random order, until the rule ends it.
 
     Args:
@@ -64,24 +87,40 @@ def sample_rounds(
         clock: What measures a call.
         rule: When to stop. All subjects stop together, so that their rounds match.
         seed: Of the order.
+        before: Called before each sample, outside its time, as a flush of the cache; samples then
+            have one call, since a second would find what the first left.
+        most_calls: By subject, the most calls of a sample.
+
+    Raises:
+        SubjectError: A subject raised.
     """
+    if not subjects:
+        return {}
+    limits = most_calls or {}
     order = list(subjects)
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
-    samples: dict[str, list[float]] = {name: [] for name in order}
+    samples: dict[K, list[float]] = {name: [] for name in order}
     collecting = gc.isenabled()
     gc.disable()  # a collection in a sample is the harness's time, not the subject's
     try:
-        calls = {n: calls_for(clock, c, rule.sample_seconds) for n, c in subjects.items()}
+        calls = {}
+        for name, call in subjects.items():
+            with _blaming(name):
+                most = 1 if before else limits.get(name)
+                calls[name] = calls_for(clock, call, rule.sample_seconds, most)
         deadline = time.perf_counter() + rule.cell_seconds * len(order)
         rounds, next_look = 0, rule.min_rounds
         while True:
             rng.shuffle(order)
             for name in order:
-                samples[name].append(clock.sample(subjects[name], calls[name]))
+                if before is not None:
+                    before()
+                with _blaming(name):
+                    samples[name].append(clock.sample(subjects[name], calls[name]))
             rounds += 1
             if rounds < rule.min_rounds:
                 continue
-            ended = _ended(samples, rounds, next_look, deadline, rule)
+            ended = _ended(samples.values(), rounds, next_look, deadline, rule)
             if ended:
                 break
             if rounds == next_look:
@@ -95,8 +134,16 @@ def sample_rounds(
     }
 
 
+@contextmanager
+def _blaming(subject: Hashable) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise SubjectError(subject) from error
+
+
 def _ended(
-    samples: Mapping[str, list[float]],
+    samples: Iterable[list[float]],
     rounds: int,
     next_look: int,
     deadline: float,
@@ -106,7 +153,7 @@ def _ended(
     if rounds == next_look and all(
         median_interval(s, resamples=_RESAMPLES_WHILE_SAMPLING).relative_half_width
         <= rule.relative_half_width
-        for s in samples.values()
+        for s in samples
     ):
         return "precision"
     if time.perf_counter() >= deadline:

@@ -1,0 +1,68 @@
+"""The A/A trial's outcome: false alarms and misses, and what may be of each."""
+
+from dataclasses import dataclass
+
+from kvbench.analysis.statistics import Estimate
+from kvbench.cases import Case
+
+SLOWED_BY = 0.10
+MOST_FALSE_ALARMS = 0.075
+"""Of the 95 % intervals that may exclude 1 where there is no difference."""
+LEAST_FOUND = 0.95
+"""Of the slowed copies that must be found."""
+SHORTEST_FOUND_S = 20e-6
+"""Calls shorter than this are left out of that: a tenth of them is near the clock's own noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellTrial:
+    """One strategy in one case, against two copies of itself."""
+
+    case: Case
+    strategy: str
+    median_s: float
+    same: Estimate
+    """Ratio of the copy's time to the strategy's, which should include 1."""
+    slowed: Estimate
+    """Ratio of the slowed copy's time to the strategy's, which should lie above 1."""
+
+    @property
+    def false_alarm(self) -> bool:
+        """Whether the interval of the copy excludes 1."""
+        return not self.same.low <= 1 <= self.same.high
+
+    @property
+    def found(self) -> bool:
+        """Whether the interval of the slowed copy lies above 1."""
+        return self.slowed.low > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The trials of all cells."""
+
+    trials: tuple[CellTrial, ...]
+
+    @property
+    def false_alarms(self) -> int:
+        """Cells in which a difference was seen where there is none."""
+        return sum(trial.false_alarm for trial in self.trials)
+
+    @property
+    def long_enough(self) -> tuple[CellTrial, ...]:
+        """The cells in which the slowed copy has to be found."""
+        return tuple(t for t in self.trials if t.median_s > SHORTEST_FOUND_S)
+
+    @property
+    def found(self) -> int:
+        """Cells, of those long enough, in which the slowed copy was found."""
+        return sum(trial.found for trial in self.long_enough)
+
+    @property
+    def passed(self) -> bool:
+        """Whether both shares are within their limits."""
+        return (
+            bool(self.trials)
+            and self.false_alarms <= MOST_FALSE_ALARMS * len(self.trials)
+            and self.found >= LEAST_FOUND * len(self.long_enough)
+        )

@@ -1,0 +1,64 @@
+"""What `kvbench doctor` prints."""
+
+from collections.abc import Mapping, Sequence
+
+from kvbench.analysis.calibration import (
+    LEAST_FOUND,
+    MOST_FALSE_ALARMS,
+    SHORTEST_FOUND_S,
+    SLOWED_BY,
+    Calibration,
+)
+from kvbench.diagnosis import Finding
+from kvbench.report.tables import Table
+from kvbench.units import format_seconds
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """What of the machine makes timings untrustworthy."""
+    return Table(
+        "This machine",
+        ("what", "found", "verdict", "advice"),
+        tuple((f.subject, f.value, f.verdict, f.advice) for f in findings),
+    )
+
+
+def floors_table(floors_s: Mapping[str, float]) -> Table:
+    """The least that each clock can tell."""
+    return Table(
+        "Floors: an empty call, by each clock",
+        ("clock", "floor", "resolves calls from"),
+        tuple(
+            (name, format_seconds(floor), format_seconds(2 * floor))
+            for name, floor in floors_s.items()
+        ),
+    )
+
+
+def calibration_table(calibration: Calibration) -> Table:
+    """False alarms and misses of the A/A trial, beside what may be."""
+    cells, long_enough = len(calibration.trials), len(calibration.long_enough)
+    alarms, found = calibration.false_alarms, calibration.found
+    widths = sorted(trial.same.relative_half_width for trial in calibration.trials)
+    return Table(
+        "A/A trial: a strategy against a copy of itself, 40 rounds, 95 % intervals of the ratio",
+        ("what", "measured", "expected"),
+        (
+            (
+                "copies told apart (false alarms)",
+                f"{alarms} of {cells} ({100 * alarms / max(cells, 1):.1f} %)",
+                f"at most {100 * MOST_FALSE_ALARMS:.1f} %",
+            ),
+            (
+                f"copies slowed by {100 * SLOWED_BY:.0f} % found, of calls over "
+                f"{format_seconds(SHORTEST_FOUND_S)}",
+                f"{found} of {long_enough} ({100 * found / max(long_enough, 1):.1f} %)",
+                f"at least {100 * LEAST_FOUND:.0f} %",
+            ),
+            (
+                "half-width of the intervals, median",
+                f"{100 * widths[len(widths) // 2]:.1f} %" if widths else "not measured",
+                "the least difference that one comparison can show",
+            ),
+        ),
+    )

@@ -1,0 +1,125 @@
+"""Tables that explain a run: the fitted model, what bounds each cell, the crossovers."""
+
+import math
+
+import pandas as pd
+
+from kvbench.analysis.crossover import Crossover, crossovers
+from kvbench.analysis.fit import Fit, Refusal, Term, fit_run
+from kvbench.analysis.frame import groups, timed
+from kvbench.analysis.verdict import LEAST_R_SQUARED, cpu_verdicts, device_verdicts
+from kvbench.report.tables import MISSING, Table
+from kvbench.units import format_seconds_interval, significant
+
+
+def _seconds(term: Term | None) -> str:
+    if term is None:
+        return MISSING
+    return format_seconds_interval(term.value, term.low, term.high)
+
+
+def _bandwidth(term: Term | None) -> str:
+    if term is None:
+        return MISSING
+    high = significant(term.high / 1e9) if math.isfinite(term.high) else "no bound"
+    return f"{significant(term.value / 1e9)} ({significant(term.low / 1e9)} to {high}) GB/s"
+
+
+def _fit_line(fit: Fit | Refusal) -> tuple[str, ...]:
+    if isinstance(fit, Refusal):
+        return (fit.name, f"refused: {fit.reason}", *[MISSING] * 5, str(fit.cells))
+    call = _seconds(fit.per_call_s)
+    if fit.overhead_s is not None:
+        call = f"a + b: {_seconds(fit.overhead_s)}"
+    return (
+        fit.name,
+        call,
+        _seconds(fit.per_launch_s),
+        _bandwidth(fit.bandwidth_bytes_per_s),
+        f"{fit.r_squared:.3f}",
+        f"{100 * fit.median_relative_error:.3g} %",
+        f"{fit.rank} / {significant(fit.condition)}",
+        str(fit.cells),
+    )
+
+
+def fit_table(frame: pd.DataFrame, op: str) -> Table | None:
+    """The model of each strategy of an op; None if nothing of it was timed."""
+    fits = fit_run(frame, op)
+    if not fits:
+        return None
+    return Table(
+        f"{op}: time = a + b x launches + bytes / bandwidth",
+        (
+            "strategy",
+            "a, per call",
+            "b, per launch",
+            "bandwidth",
+            "R²",
+            "median error",
+            "rank / condition",
+            "cells",
+        ),
+        tuple(map(_fit_line, fits)),
+    )
+
+
+def _crossover_line(found: Crossover) -> tuple[str, str, str, str]:
+    if found.kind != "from" or found.seq_len is None:
+        return (found.strategy, found.other, f"{found.kind}, at every size measured", MISSING)
+    assert found.low is not None  # noqa: S101 - a crossover has an interval
+    assert found.high is not None  # noqa: S101 - a crossover has an interval
+    high = f"{found.high:,.3g}" if math.isfinite(found.high) else "beyond the largest size"
+    return (found.strategy, found.other, f"{found.seq_len:,.3g}", f"{found.low:,.3g} to {high}")
+
+
+def crossover_table(frame: pd.DataFrame, op: str) -> Table | None:
+    """From which seq_len on which strategy wins, in the run's main setting; run alone."""
+    runs = timed(frame[frame["op"] == op])
+    if runs.empty:
+        return None
+    shared, rows = groups(runs, ("seq_len",))[0]
+    lines = tuple(map(_crossover_line, crossovers(rows)))
+    if not lines:
+        return None
+    return Table(
+        f"{op}: from which seq_len on the first beats the second (block size "
+        f"{shared['block_size']}, {shared['num_kv_heads']} KV heads, {shared['dtype']}, "
+        f"batch {shared['batch']})",
+        ("strategy", "beats", "from seq_len", "95 % interval"),
+        lines,
+    )
+
+
+def verdict_table(frame: pd.DataFrame, op: str) -> Table | None:
+    """What bounds each strategy by seq_len in the run's main setting; None if it isn't known."""
+    runs = timed(frame[frame["op"] == op])
+    if runs.empty:
+        return None
+    if (frame["clock"] == "device").any():
+        of_op = frame[(frame["op"] == op) & (frame["status"] == "ok") & (frame["phase"] == "run")]
+        verdicts = device_verdicts(of_op)
+    else:
+        fits = {
+            fit.name: fit
+            for fit in fit_run(frame, op)
+            if isinstance(fit, Fit) and fit.r_squared >= LEAST_R_SQUARED
+        }
+        verdicts = runs.assign(verdict=cpu_verdicts(runs, fits))
+    if verdicts.empty or verdicts["verdict"].isna().all():
+        return None
+    _, rows = groups(verdicts, ("seq_len",))[0]
+    table = rows.pivot_table(
+        index="strategy", columns="seq_len", values="verdict", aggfunc="first", observed=True
+    )
+    lines = []
+    for strategy, row in table.iterrows():
+        for verdict in ("overhead-bound", "dispatch-bound", "mixed", "bandwidth-bound"):
+            sizes = [int(n) for n in table.columns[row == verdict]]
+            if sizes:
+                span = f"{min(sizes):,} to {max(sizes):,}" if len(sizes) > 1 else f"{sizes[0]:,}"
+                lines.append((str(strategy), verdict, f"seq_len {span}"))
+        busy = [int(n) for n in table.columns[row == "device-bound"]]
+        if busy:
+            lines.append((str(strategy), "device-bound", f"seq_len {min(busy):,} to {max(busy):,}"))
+    return Table(f"{op}: what bounds a call", ("strategy", "verdict", "at"), tuple(lines))

@@ -1,0 +1,49 @@
+"""Launches of a strategy's phase: counted on a GPU, predicted elsewhere."""
+
+import dataclasses
+import functools
+
+import torch
+
+from kvbench.cases import Case
+from kvbench.results import LaunchCounts, Phase
+from kvbench.strategies.base import Strategy
+from kvbench.timing.accelerator import Accelerator
+from kvbench.timing.launches import fake_cuda, predict_launches
+from kvbench.workload import Workload, build
+
+
+def predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | None:
+    """What the phase would launch on a GPU; None if fake tensors can't run the strategy.
+
+    No launch depends on a row's width: cases that differ in it share one prediction.
+    """
+    narrow = dataclasses.replace(case, num_heads=2, num_kv_heads=2, head_dim=2, dtype="fp32")
+    return _predicted(strategy, narrow, phase)
+
+
+@functools.lru_cache(maxsize=4096)
+def _predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | None:
+    try:
+        with fake_cuda():
+            workload = build(case, torch.device("cuda"))
+            if phase == "prepare":
+                return predict_launches(lambda: strategy.prepare(workload))
+            prepared = strategy.prepare(workload)
+            return predict_launches(lambda: strategy.run(workload, prepared))
+    except Exception:  # noqa: BLE001 - a strategy may do what fake tensors can't; then it's not known
+        return None
+
+
+def counted(strategy: Strategy, workload: Workload, accelerator: Accelerator) -> LaunchCounts:
+    """What one run launched on this device, by the profiler."""
+    prepared = strategy.prepare(workload)
+    strategy.run(workload, prepared)  # a first call compiles
+    trace = accelerator.profile(lambda: strategy.run(workload, prepared))
+    memcpys = sum(activity.is_memcpy for activity in trace.activities)
+    return LaunchCounts(
+        kernels=len(trace.activities) - memcpys,
+        memcpys=memcpys,
+        synchronizations=trace.synchronizations,
+        source="counted",
+    )

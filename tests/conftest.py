@@ -1,0 +1,35 @@
+"""Settings and fixtures of the whole suite."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from kvbench.strategies import registry
+
+settings.register_profile(
+    "kvbench",
+    deadline=None,  # Triton's interpreter takes milliseconds per program, more under load
+    max_examples=60,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("kvbench")
+
+# pytest-xdist runs a worker per core: more threads in each would only get in each other's way.
+torch.set_num_threads(1)
+
+# At import, so that test files can be parametrised over strategies.
+registry.load_builtin()
+
+
+@pytest.fixture(scope="session")
+def cpu() -> torch.device:
+    return torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def gpu() -> torch.device:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
+        pytest.skip("no GPU here")
+    return device

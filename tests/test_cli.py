@@ -1,0 +1,610 @@
+"""The command line as a user meets it: what is printed, what is left behind, the exit codes."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from made import contents, result, run_folder, sweep_rows
+
+import kvbench
+from kvbench import cli
+from kvbench.cases import AXES
+from kvbench.presets import PRESETS
+from kvbench.report import style
+from kvbench.store import ROWS_FILE, RUN_FILE, load
+from kvbench.strategies import registry
+from kvbench.sweep import runner
+from kvbench.timing import bandwidth
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = ("run", "check", "list", "rank", "plot")
+TINY = ("-a", "num_kv_heads=1", "-a", "head_dim=4", "--device", "cpu")
+QUICK = (*TINY, "--cell-seconds", "0.005")
+
+WRONG = """
+from kvbench.strategies.base import Strategy
+from kvbench.strategies.registry import register
+
+
+@register
+class Wrong(Strategy):
+    name = "write.wrong"
+    op = "write"
+    summary = "writes nothing"
+
+    def run(self, workload, prepared):
+        pass
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def kvbench_(monkeypatch, capsys):
+    """Run the command in this process; what it registers is forgotten afterwards."""
+    builtin = dict(registry._STRATEGIES)
+    # Smaller buffers and pictures, so that a run takes little.
+    monkeypatch.setattr(bandwidth, "_CPU_BYTES", 1 << 16)
+    monkeypatch.setitem(style._RC, "savefig.dpi", 30)
+    for console in (cli.out, cli.err):
+        monkeypatch.setattr(console, "width", 200)
+
+    def call(*arguments: object) -> Ended:
+        monkeypatch.setattr(registry, "_STRATEGIES", dict(builtin))
+        monkeypatch.setattr(sys, "argv", ["kvbench", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+        return Ended(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def wrong_file(tmp_path) -> Path:
+    path = tmp_path / "wrong.py"
+    path.write_text(WRONG)
+    return path
+
+
+@pytest.fixture
+def made_run(tmp_path) -> Path:
+    """A run with both ops, and a strategy that was not timed."""
+    rows = [
+        *sweep_rows(),
+        *sweep_rows(op="read"),
+        result("write.triton", status="checked", reason="[no] GPU here"),
+    ]
+    return run_folder(tmp_path / "made", rows)
+
+
+def refused(ended: Ended, *parts: str) -> None:
+    """A mistake of the user's: one line that names it, and nothing else."""
+    (line,) = ended.err.splitlines()
+    assert line.startswith("error: ")
+    assert [part for part in parts if part not in line] == []
+    assert (ended.code, ended.out) == (2, "")
+
+
+def test_list_shows_strategies_axes_and_presets(kvbench_):
+    ended = kvbench_("list", "--device", "cpu")
+    assert (ended.code, ended.err) == (0, "")
+    cells = {cell.strip() for cell in re.split("[│┃\n]", ended.out)}
+    assert {strategy.name for strategy in registry.all_strategies()} <= cells
+    assert {"write.loop", "read.triton", *AXES, *PRESETS} <= cells
+    assert {str(len(preset.cases())) for preset in PRESETS.values()} <= cells
+
+
+def test_list_says_what_the_device_can_not_do(kvbench_, tmp_path):
+    path = tmp_path / "picky.py"
+    path.write_text(
+        WRONG.replace(
+            "    def run", "    def supports(self, *_):\n        return 'not [here]'\n\n    def run"
+        )
+    )
+    ended = kvbench_("list", "--device", "cpu", "--load", path)
+    (line,) = (line for line in ended.out.splitlines() if "write.wrong" in line)
+    assert "not [here]" in line
+
+
+def test_check_proves_strategies_and_times_nothing(kvbench_, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = kvbench_("check", "-a", "seq_len=1,20", "-s", "*.loop", "-s", "read.slot*", *TINY)
+    assert (ended.code, ended.err) == (0, "")
+    assert "4 cases on cpu, bit for bit" in ended.out
+    lines = [re.findall(r"[\w.]+", line) for line in ended.out.splitlines() if "." in line]
+    assert lines == [
+        ["write.loop", "2", "0", "0", "0"],
+        ["read.loop", "2", "0", "0", "0"],
+        ["read.slot_mapping", "2", "0", "0", "0"],
+    ]
+    assert contents(tmp_path) == {}
+
+
+def test_check_names_a_wrong_strategy_and_how_to_see_it_again(kvbench_, wrong_file):
+    ended = kvbench_(
+        "check",
+        "-a",
+        "seq_len=3",
+        "-s",
+        "write.wrong",
+        "-s",
+        "write.loop",
+        "--load",
+        wrong_file,
+        *TINY,
+    )
+    assert ended.code == 1
+    assert ended.err == ""
+    assert "write.wrong incorrect: key_pool block" in ended.out
+    assert "FAILED: 1 of 2 checks" in ended.out
+
+
+def test_the_command_of_a_failed_check_fails_again(kvbench_, wrong_file):
+    ended = kvbench_("check", "-a", "seq_len=3", "-s", "write.wrong", "--load", wrong_file, *TINY)
+    (command,) = re.findall(r"^\s*kvbench (check .*)$", ended.out, re.MULTILINE)
+    again = kvbench_(*shlex.split(command))
+    assert again.code == 1, again.err
+    assert "write.wrong incorrect" in again.out
+
+
+def test_run_measures_ranks_plots_and_says_where(kvbench_, tmp_path):
+    folder = tmp_path / "out" / "run"
+    ended = kvbench_(
+        "run", "-a", "seq_len=1,8", "-s", "*.loop", "-s", "*.slot_mapping", "-o", folder, *QUICK
+    )
+    assert (ended.code, ended.err) == (0, "")
+    done = load(folder)
+    assert done.warnings == ()
+    assert {(row.case.op, row.case.seq_len, row.strategy, row.phase) for row in done.results} == {
+        (op, n, f"{op}.{family}", phase)
+        for op in ("write", "read")
+        for n in (1, 8)
+        for family, phase in (
+            ("loop", "run"),
+            ("slot_mapping", "run"),
+            ("slot_mapping", "prepare"),
+        )
+    }
+    assert {row.status for row in done.results} == {"ok"}
+    assert len(done.results) == 12
+    plots = {
+        f"plots/{op}-{kind}.{ending}"
+        for op in ("write", "read")
+        for kind in ("launch-overhead", "speedup")
+        for ending in ("png", "svg")
+    }
+    assert set(contents(folder)) == {RUN_FILE, ROWS_FILE, *plots}
+    lines = ended.out.splitlines()
+    assert {line for line in lines if line.startswith(str(folder))} == {
+        str(folder / plot) for plot in plots
+    }
+    assert lines[0].startswith("4 cases, 8 strategy timings on cpu")
+    for title in (
+        "write: cost of a step of 32 layers",
+        "write: time per call by seq_len",
+        "read: cost of a step of 32 layers",
+        "read: time per call by seq_len",
+        "copy ",
+    ):
+        assert title in ended.out
+
+
+def test_a_run_keeps_its_command_and_its_limits(kvbench_, tmp_path):
+    arguments = ["run", "-a", "seq_len=1", "-s", "write.loop", "-o", tmp_path / "a b", *QUICK]
+    more = ["--layers", "7", "--seed", "3", "--call-budget", "0.5", "--preset", "smoke"]
+    ended = kvbench_(*arguments, *more)
+    assert (ended.code, ended.err) == (0, "")
+    info = load(tmp_path / "a b").info
+    assert shlex.split(info.command) == ["kvbench", *map(str, arguments), *more]
+    assert (info.layers, info.seed, info.preset) == (7, 3, "smoke")
+    assert (info.cell_seconds, info.call_budget_s) == (0.005, 0.5)
+    assert {row.case.seed for row in load(tmp_path / "a b").results} == {3}
+    assert "a step of 7 layers" in ended.out
+
+
+def test_axes_replace_those_of_a_preset(kvbench_, tmp_path):
+    kvbench_(
+        "run",
+        "--preset",
+        "smoke",
+        "-a",
+        "op=write",
+        "-a",
+        "block_size=4",
+        "-s",
+        "write.loop",
+        "-o",
+        tmp_path / "run",
+        *QUICK,
+    )
+    done = load(tmp_path / "run")
+    assert {(row.case.seq_len, row.case.block_size) for row in done.results} == {
+        (1, 4),
+        (8, 4),
+        (64, 4),
+    }
+
+
+def test_without_a_folder_a_run_makes_one_under_results(kvbench_, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert kvbench_("run", "-a", "seq_len=1", "-s", "write.loop", *QUICK).code == 0
+    (folder,) = (tmp_path / "results").iterdir()
+    assert folder.name.endswith("-cpu")
+    assert len(load(folder).results) == 1
+
+
+def test_a_single_seq_len_has_no_curve_and_that_is_said(kvbench_, tmp_path):
+    ended = kvbench_("run", "-a", "seq_len=4", "-s", "write.loop", "-o", tmp_path / "run", *QUICK)
+    assert ended.code == 0
+    assert "No plots" in ended.out
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        ("seq_len=0,1,4",),
+        ("seq_len=1,4", "num_heads=1,2"),
+        ("seq_len=1,4", "batch=3", "lengths=holes"),
+        ("seq_len=1,4", "padding=2", "kv_input=fused_qkv"),
+    ],
+    ids=" ".join,
+)
+def test_whatever_can_be_swept_can_be_ranked_and_plotted(kvbench_, tmp_path, axes):
+    options = [word for axis in axes for word in ("-a", axis)]
+    ended = kvbench_("run", *options, "-s", "write.loop", "-o", tmp_path / "run", *QUICK)
+    assert (ended.code, ended.err) == (0, "")
+    assert "write: time per call by seq_len" in ended.out
+    # Without two sizes that move bytes there is no curve, and that is said.
+    drawn = (tmp_path / "run" / "plots" / "write-launch-overhead.png").exists()
+    assert drawn == ("No plots" not in ended.out)
+
+
+def test_an_empty_batch_can_be_swept_and_has_nothing_to_plot(kvbench_, tmp_path):
+    options = ("-a", "seq_len=1,4", "-a", "batch=0", "-s", "write.loop")
+    ended = kvbench_("run", *options, "-o", tmp_path / "run", *QUICK)
+    assert (ended.code, ended.err) == (0, "")
+    assert "No plots" in ended.out
+
+
+def test_a_run_with_a_wrong_strategy_names_it_and_keeps_the_others(kvbench_, wrong_file, tmp_path):
+    folder = tmp_path / "run"
+    ended = kvbench_(
+        "run",
+        "-a",
+        "seq_len=1,8",
+        "-s",
+        "write.wrong",
+        "-s",
+        "write.loop",
+        "--load",
+        wrong_file,
+        "-o",
+        folder,
+        *QUICK,
+    )
+    assert (ended.code, ended.err) == (1, "")
+    assert "FAILED: 2 rows" in ended.out
+    assert "write.wrong incorrect: key_pool block" in ended.out
+    statuses = {(row.strategy, row.status) for row in load(folder).results}
+    assert statuses == {("write.wrong", "incorrect"), ("write.loop", "ok")}
+    assert (folder / "plots" / "write-launch-overhead.svg").exists()
+
+
+def test_the_documented_strategy_of_a_user_works(kvbench_, tmp_path):
+    ended = kvbench_(
+        "run",
+        "--load",
+        ROOT / "docs" / "my_strategy.py",
+        "-s",
+        "write.index_copy",
+        "-s",
+        "write.loop",
+        "-a",
+        "seq_len=1,8",
+        "-o",
+        tmp_path / "run",
+        *QUICK,
+    )
+    assert (ended.code, ended.err) == (0, "")
+    assert ("write.index_copy", "ok") in {
+        (row.strategy, row.status) for row in load(tmp_path / "run").results
+    }
+
+
+def test_rank_prints_the_ranking_of_a_run(kvbench_, made_run):
+    before = contents(made_run)
+    ended = kvbench_("rank", made_run)
+    assert (ended.code, ended.err) == (0, "")
+    for op in ("write", "read"):
+        assert f"{op}: cost of a step of 32 layers (prepare + 32 x run)" in ended.out
+        assert f"{op}: time per call by seq_len" in ended.out
+    assert "[no] GPU here" in ended.out
+    assert contents(made_run) == before
+
+
+def test_rank_takes_another_depth(kvbench_, made_run):
+    ended = kvbench_("rank", made_run, "--layers", "3")
+    assert "a step of 3 layers (prepare + 3 x run)" in ended.out
+    assert "spread over 3 layers" in ended.out
+    assert "32 layers" not in ended.out
+
+
+def test_rank_prints_markdown(kvbench_, made_run):
+    ended = kvbench_("rank", made_run, "--markdown")
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0] == "**write: cost of a step of 32 layers (prepare + 32 x run)**"
+    assert lines[2] == "| strategy | geometric mean | worst | fastest or tied | cases |"
+    assert lines[3] == "| --- | ---: | ---: | ---: | ---: |"
+    assert sum(line.startswith("| write.") for line in lines) == 3 + 4
+    assert sum(line.startswith("| read.") for line in lines) == 3 + 4
+    assert "│" not in ended.out
+
+
+def test_plot_draws_into_the_run(kvbench_, made_run):
+    ended = kvbench_("plot", made_run)
+    assert (ended.code, ended.err) == (0, "")
+    files = [name for name in contents(made_run) if name.startswith("plots/")]
+    assert len(files) == 8
+    assert sorted(ended.out.split()) == sorted(str(made_run / name) for name in files)
+
+
+def test_plot_draws_into_another_folder_and_leaves_the_run_alone(kvbench_, made_run, tmp_path):
+    before = contents(made_run)
+    ended = kvbench_("plot", made_run, "-o", tmp_path / "else" / "where")
+    assert (ended.code, ended.err) == (0, "")
+    assert len(contents(tmp_path / "else" / "where")) == 8
+    assert contents(made_run) == before
+
+
+BAD_INPUTS = {
+    "unknown axis": (("run", "-a", "block_sze=16"), ("'block_sze'", "did you mean 'block_size'?")),
+    "axis without values": (("run", "-a", "seq_len"), ("'seq_len'", "name=values")),
+    "axis given twice": (
+        ("run", "-a", "seq_len=1", "-a", "seq_len=2"),
+        ("seq_len is given twice",),
+    ),
+    "block size 0": (("run", "-a", "block_size=0"), ("block_size=0", "1 or more")),
+    "no integer": (("check", "-a", "seq_len=1,many"), ("seq_len", "'many'", "not an integer")),
+    "range": (("check", "-a", "seq_len=1:100:*1"), ("'1:100:*1'", "a factor of 2 or more")),
+    "brackets": (("check", "-a", "dtype=[bold]"), ("'[bold]'", "bf16")),
+    "heads": (
+        ("run", "-a", "num_heads=12", "-a", "num_kv_heads=8", "--device", "cpu"),
+        ("num_heads=12", "num_kv_heads=8", "a multiple"),
+    ),
+    "unknown strategy": (("run", "-s", "write.lop"), ("'write.lop'", "did you mean 'write.loop'?")),
+    "pattern": (("check", "-s", "wriet.*"), ("strategy 'wriet.*'", "write.loop")),
+    "unknown preset": (("run", "--preset", "smoek"), ("'smoek'", "did you mean 'smoke'?")),
+    "device": (("run", "--device", "cuda:99"), ("'cuda:99'", "cpu")),
+    "device of a check": (("check", "--device", "tpu"), ("'tpu'", "cpu")),
+    "device of a list": (("list", "--device", "gpu"), ("'gpu'", "cpu")),
+    "unknown option": (("run", "--sed", "3"), ("'--sed'", "--seed")),
+    "unknown command": (("rnu",), ("'rnu'",)),
+    "layers": (("run", "--layers", "0"), ("--layers", "0")),
+    "layers of a rank": (("rank", "x", "--layers", "many"), ("--layers", "'many'")),
+    "cell seconds": (("run", "--cell-seconds", "-1"), ("--cell-seconds", "-1")),
+    "budget": (("run", "--call-budget", "none"), ("--call-budget", "'none'")),
+    "seed": (("run", "--seed", "-1"), ("--seed", "-1")),
+    "no run": (("rank",), ("RUN",)),
+    "missing run": (("rank", "results/nowhere"), ("'results/nowhere'", RUN_FILE)),
+    "missing run to plot": (("plot", "nowhere:100:"), ("'nowhere:100:'", RUN_FILE)),
+    "missing file": (("run", "--load", "mine.py"), ("'mine.py'", "a Python file")),
+    "missing file of a check": (("check", "--load", "mine.py"), ("'mine.py'",)),
+    "missing file of a list": (("list", "--load", "mine.py"), ("'mine.py'",)),
+}
+
+
+@pytest.mark.parametrize(("arguments", "parts"), BAD_INPUTS.values(), ids=BAD_INPUTS)
+def test_a_mistake_is_one_line_that_names_it(kvbench_, tmp_path, monkeypatch, arguments, parts):
+    monkeypatch.chdir(tmp_path)
+    refused(kvbench_(*arguments), *parts)
+    assert contents(tmp_path) == {}
+
+
+def test_a_check_of_nothing_is_a_mistake(kvbench_):
+    ended = kvbench_("check", "-s", "write.loop", "-a", "op=read", "--device", "cpu")
+    assert ended.code == 2
+    assert ended.err.startswith("error: nothing was checked")
+
+
+FILES = {
+    "raises": ("raise RuntimeError('out of\\nluck')", ("RuntimeError: out of luck",)),
+    "no Python": ("def run(:", ("SyntaxError",)),
+    "registers nothing": ("x = 1", ("registers nothing",)),
+    "a name that is taken": (WRONG.replace("write.wrong", "write.loop"), ("'write.loop'", "twice")),
+    "an unknown op": (WRONG.replace('op = "write"', 'op = "wirte"'), ("'wirte'", "'write'")),
+}
+
+
+@pytest.mark.parametrize(("text", "parts"), FILES.values(), ids=FILES)
+@pytest.mark.parametrize("command", ["run", "check", "list"])
+def test_a_file_of_strategies_that_can_not_be_loaded(kvbench_, tmp_path, command, text, parts):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    refused(kvbench_(command, "--load", path), *parts)
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_left_byte_for_byte(kvbench_, made_run):
+    before = contents(made_run)
+    ended = kvbench_("run", "-a", "seq_len=1", "-s", "write.loop", "-o", made_run, *QUICK)
+    refused(ended, str(made_run), "another run")
+    assert contents(made_run) == before
+
+
+def test_a_folder_below_a_file_is_refused(kvbench_, tmp_path):
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "run"
+    refused(kvbench_("run", "-a", "seq_len=1", "-o", out, *QUICK), str(out))
+
+
+@pytest.mark.parametrize("command", ["rank", "plot"])
+def test_plots_and_rankings_of_a_broken_run_name_the_line(kvbench_, made_run, command):
+    path = made_run / ROWS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3][:50] + b"\n"
+    path.write_bytes(b"".join(lines))
+    refused(kvbench_(command, made_run), f"{path}: line 4")
+    assert not (made_run / "plots").exists()
+
+
+@pytest.mark.parametrize("command", ["rank", "plot"])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        (RUN_FILE, b'{"schema_version": 1,'),
+        (RUN_FILE, b'{"schema_version": 99}'),
+        (RUN_FILE, None),
+        (ROWS_FILE, None),
+    ],
+)
+def test_a_run_that_is_not_whole_is_refused(kvbench_, made_run, command, name, data):
+    (made_run / name).unlink()
+    if data is not None:
+        (made_run / name).write_bytes(data)
+    refused(kvbench_(command, made_run), str(made_run), name)
+
+
+@pytest.mark.parametrize("command", ["rank", "plot"])
+def test_a_torn_last_line_is_a_warning(kvbench_, made_run, command):
+    path = made_run / ROWS_FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    ended = kvbench_(command, made_run)
+    assert ended.code == 0
+    (line,) = ended.err.splitlines()
+    last = len(whole.splitlines())
+    assert line.startswith(f"warning: {path}: line {last} is torn")
+    assert (
+        "write: cost of a step" if command == "rank" else "write-launch-overhead.png"
+    ) in ended.out
+    assert path.read_bytes() == whole[:-10]
+
+
+def test_a_plots_folder_that_can_not_be_made_is_one_line(kvbench_, made_run, tmp_path):
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "plots"
+    refused(kvbench_("plot", made_run, "-o", out), str(out))
+
+
+def test_an_interruption_is_said_and_has_its_code(kvbench_, tmp_path, monkeypatch):
+    measure = runner.measure_case
+    measured = []
+
+    def interrupted(*arguments):
+        if measured:
+            raise KeyboardInterrupt
+        measured.extend(measure(*arguments))
+        return measured
+
+    monkeypatch.setattr(runner, "measure_case", interrupted)
+    ended = kvbench_(
+        "run", "-a", "seq_len=1,2,3", "-s", "write.loop", "-o", tmp_path / "run", *QUICK
+    )
+    assert ended.code == 130
+    assert ended.err.split() == ["interrupted"]
+    assert load(tmp_path / "run").results == tuple(measured) != ()
+    assert kvbench_("rank", tmp_path / "run").code == 0
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_names_every_command(kvbench_, option):
+    ended = kvbench_(option)
+    assert (ended.code, ended.err) == (0, "")
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} ", ended.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_explains_its_options(kvbench_, command):
+    ended = kvbench_(command, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    for option in cli.cli.commands[command].params:
+        assert (option.opts[-1] if option.param_type_name == "option" else "RUN") in ended.out
+
+
+def test_without_a_command_the_help_is_shown_as_it_is(kvbench_):
+    ended = kvbench_()
+    text = ended.out + ended.err
+    assert re.search(r"^  run ", text, re.MULTILINE)
+    assert not text.startswith("error")
+
+
+def test_the_version_is_that_of_the_package(kvbench_):
+    ended = kvbench_("--version")
+    assert ended.code == 0
+    assert kvbench.__version__ in ended.out
+
+
+# What follows starts the real command.
+
+
+def start(*arguments: object, **options) -> Ended:
+    environment = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        **options,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+QUICK_HELP = """
+import sys
+from kvbench.cli import cli
+for arguments in [[], *([name] for name in cli.commands)]:
+    assert cli.main([*arguments, "--help"], prog_name="kvbench", standalone_mode=False) == 0
+print(sorted({"torch", "triton", "pandas", "matplotlib", "scipy", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_help_waits_for_no_large_package():
+    ended = start("-c", QUICK_HELP)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines()[-1] == "[]"
+
+
+def test_the_module_runs_as_the_command(wrong_file):
+    ended = start(
+        "-m",
+        "kvbench",
+        "check",
+        "-a",
+        "seq_len=3",
+        "--load",
+        wrong_file,
+        "-s",
+        "write.wrong",
+        *TINY,
+    )
+    assert (ended.code, ended.err) == (1, "")
+    assert "write.wrong incorrect" in ended.out
+
+
+def test_the_module_refuses_as_the_command_does(tmp_path):
+    refused(start("-m", "kvbench", "rank", tmp_path), str(tmp_path), RUN_FILE)
+
+
+def test_the_installed_command_works(tmp_path):
+    script = Path(sys.executable).with_name("kvbench")
+    options = ("-a", "seq_len=3", "-s", "write.loop", *TINY)
+    ended = start(script, "check", *options, cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    assert "1 cases on cpu" in ended.out
+    assert contents(tmp_path) == {}

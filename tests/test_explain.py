@@ -1,0 +1,152 @@
+"""Verdicts, the fit's tables and the claims, from rows whose meaning is known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from made import measurement, result, run_info
+
+from kvbench.analysis.fit import Fit, fit_run
+from kvbench.analysis.frame import to_frame
+from kvbench.analysis.verdict import cpu_verdicts, device_verdicts
+from kvbench.report.claims import claims_table
+from kvbench.report.explain import crossover_table, fit_table, verdict_table
+
+CALL_S, LAUNCH_S, BANDWIDTH = 2e-5, 5e-6, 2e10
+SIZES = (1, 8, 64, 512, 4096)
+LAUNCHES = {"loop": lambda n: 2 * n, "indexing": lambda _: 7, "slot_mapping": lambda _: 2}
+
+
+def model_rows(op="write", sizes=SIZES, noise=0.0):
+    """Rows of three strategies that cost exactly what the model says, and 1 % noise on demand."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for family, launches in LAUNCHES.items():
+        for n in sizes:
+            for heads in (8, 32):
+                nbytes = 4 * n * heads * 256
+                exact = CALL_S + LAUNCH_S * launches(n) + nbytes / BANDWIDTH
+                samples = tuple(exact * rng.lognormal(0, noise, 9)) if noise else (exact,) * 9
+                rows.append(
+                    result(
+                        f"{op}.{family}", samples, seq_len=n, num_heads=heads, num_kv_heads=heads
+                    )
+                )
+    return rows
+
+
+def test_the_fit_of_a_run_finds_the_constants_of_its_loop():
+    fits = {fit.name: fit for fit in fit_run(to_frame(model_rows()), "write")}
+    loop, joint = fits["write.loop"], fits["write, all jointly"]
+    for fit in (loop, joint):
+        assert isinstance(fit, Fit)
+        assert fit.per_launch_s.value == pytest.approx(LAUNCH_S, rel=1e-3)
+        assert fit.bandwidth_bytes_per_s.value == pytest.approx(BANDWIDTH, rel=1e-3)
+    assert fits["write.slot_mapping"].overhead_s.value == pytest.approx(CALL_S + 2 * LAUNCH_S)
+    assert fit_run(to_frame(model_rows()), "read") == []
+
+
+def test_a_cpu_cell_is_bound_by_the_part_that_has_two_thirds_of_its_time():
+    frame = to_frame(model_rows())
+    fits = {fit.name: fit for fit in fit_run(frame, "write")}
+    verdict = cpu_verdicts(frame, fits)
+    for row, found in zip(frame.itertuples(), verdict, strict=True):
+        overhead = CALL_S + LAUNCH_S * row.launches
+        share = overhead / (overhead + row.least_bytes / BANDWIDTH)
+        expected = "overhead-bound" if share >= 2 / 3 else "mixed"
+        assert found == ("bandwidth-bound" if share <= 1 / 3 else expected)
+    assert set(verdict) == {"overhead-bound", "mixed", "bandwidth-bound"}
+
+
+def test_without_a_fit_there_is_no_verdict():
+    frame = to_frame(model_rows())
+    assert cpu_verdicts(frame, {}).isna().all()
+
+
+@pytest.mark.parametrize(
+    ("enqueue", "device", "expected"),
+    [
+        (9.5e-5, 2e-5, "dispatch-bound"),
+        (1e-5, 9.5e-5, "device-bound"),
+        (5e-5, 6e-5, "mixed"),
+        (9.5e-5, 7e-5, "mixed"),
+    ],
+)
+def test_a_device_cell_is_bound_by_the_clock_that_is_the_wall_clock(enqueue, device, expected):
+    times = {"wall": 1e-4, "enqueue": enqueue, "device": device}
+    frame = to_frame(
+        [result("write.indexing", (s,) * 5, clock=clock) for clock, s in times.items()]
+    )
+    assert list(device_verdicts(frame)["verdict"]) == [expected]
+
+
+def test_a_device_cell_without_all_three_clocks_has_no_verdict():
+    frame = to_frame([result("write.indexing", clock="wall"), result("write.loop", clock="device")])
+    assert device_verdicts(frame).empty
+
+
+def test_the_tables_of_a_fit_say_what_was_found():
+    frame = to_frame(model_rows(noise=0.01))
+    fits = {row[0]: row for row in fit_table(frame, "write").rows}
+    assert fits["write.loop"][2].startswith(("5.0", "4.9"))
+    assert "a + b: " in fits["write.slot_mapping"][1]
+    crossings = {(row[0], row[1]): row[2] for row in crossover_table(frame, "write").rows}
+    # Seven launches against 2 n: the loop loses from 3.5 tokens on.
+    assert 2 < float(crossings["write.indexing", "write.loop"]) < 8
+    assert crossings["write.slot_mapping", "write.indexing"] == "always, at every size measured"
+    bounds = verdict_table(frame, "write")
+    assert ("write.loop", "overhead-bound", "seq_len 1 to 4,096") in bounds.rows
+    assert fit_table(frame, "read") is None
+    assert crossover_table(frame, "read") is None
+    assert verdict_table(frame, "read") is None
+
+
+def test_what_cannot_be_identified_is_refused_in_the_table():
+    rows = [r for r in model_rows() if r.case.num_kv_heads == 8 and r.strategy == "write.loop"]
+    more = [r for n in (2, 4) for r in model_rows(sizes=(n,)) if r.case.num_kv_heads == 8]
+    frame = to_frame(rows + [r for r in more if r.strategy == "write.loop"])
+    (line,) = fit_table(frame, "write").rows
+    assert line[1].startswith("refused: launches and bytes grow together")
+
+
+def test_an_unresolved_time_is_marked():
+    found = to_frame([result(), result("write.indexing")])
+    assert found["resolved"].all()
+    short = measurement((4e-8,) * 5)
+    assert not short.resolved
+
+
+def claims(rows, **info) -> dict[str, tuple[str, str]]:
+    table = claims_table(to_frame(rows), run_info(**info))
+    return {claim: (measured, so) for claim, measured, so in table.rows}
+
+
+def test_the_claims_are_held_against_the_rows():
+    found = claims(model_rows(noise=0.01) + model_rows("read", noise=0.01))
+    assert len(found) == 5
+    launches, so = found["“seq_len launches become one”"]
+    assert "loop 1,024, indexing 7, slot_mapping 2" in launches
+    assert "(predicted)" in launches
+    assert "2 x seq_len" in so
+    saved, so = found["“about 511 launches saved at seq_len 512”"]
+    assert saved.startswith("1,017 saved")
+    assert "511 counts K alone" in so
+    cost, _ = found["“5 to 20 µs a launch”"]
+    assert cost.startswith(("5.0", "4.9"))
+    assert "not measured by this run" in found["“5 to 20 µs a launch”"][1]
+    copied, so = found["“no extra copy”"]
+    assert "2.00 MiB written anew" in copied or "8.00 MiB written anew" in copied
+    assert "the gather is the copy" in so
+
+
+def test_a_run_without_the_rows_says_so_instead_of_a_number():
+    found = claims([result("write.index_copy", seq_len=3)])
+    assert all(
+        "not in this run" in measured or "not identified" in measured or "not measured" in measured
+        for measured, _ in found.values()
+    )
+
+
+def test_missing_launches_stay_missing():
+    frame = to_frame([result("write.mine")])
+    assert pd.isna(frame["launches"].iloc[0])
+    assert frame["launches_source"].iloc[0] is None

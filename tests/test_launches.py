@@ -1,0 +1,162 @@
+"""Launch counts, predicted from the op stream of fake CUDA tensors."""
+
+import dataclasses
+
+import pytest
+import torch
+from drawn import cases
+from hypothesis import given, settings
+
+from kvbench.cases import Case
+from kvbench.strategies import registry
+from kvbench.strategies.base import Strategy
+from kvbench.sweep.launches import counted, predicted
+from kvbench.timing.accelerator import TorchAccelerator
+from kvbench.timing.launches import fake_cuda, predict_launches
+from kvbench.workload import build
+
+ONE = Case(op="write", seq_len=128)
+
+
+def counts(strategy: str, case: Case, phase: str = "run") -> tuple[int, int, int]:
+    found = predicted(registry.select([strategy])[0], case, phase)
+    assert found is not None
+    assert found.source == "predicted"
+    return found.kernels, found.memcpys, found.synchronizations
+
+
+@pytest.mark.parametrize("seq_len", [1, 16, 100, 4096])
+def test_the_teaching_write_is_seven_launches_one_of_them_the_upload(seq_len):
+    # arange, upload of the table, floor divide, index, remainder, two index_put_; the upload of a
+    # list in pageable memory waits for the stream.
+    assert counts("write.indexing", dataclasses.replace(ONE, seq_len=seq_len)) == (6, 1, 1)
+
+
+@pytest.mark.parametrize("seq_len", [0, 1, 17, 1000])
+def test_the_loop_is_two_launches_a_token(seq_len):
+    case = dataclasses.replace(ONE, seq_len=seq_len)
+    kernels, memcpys, waits = counts("write.loop", case)
+    assert (kernels + memcpys, waits) == (2 * seq_len, 0)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("op", ["write", "read"])
+def test_the_fused_kernel_is_one_launch_for_any_batch(op, batch):
+    case = dataclasses.replace(ONE, op=op, batch=batch)
+    assert counts(f"{op}.triton", case) == (1, 0, 0)
+    assert counts(f"{op}.slot_mapping", case) == (2, 0, 0)
+    # Once a step the mapping is uploaded.
+    assert counts(f"{op}.triton", case, "prepare") == (0, 1, 1)
+
+
+def test_the_index_of_a_batch_is_built_sequence_by_sequence():
+    # Five launches each, two concatenations, two scatters.
+    case = dataclasses.replace(ONE, batch=3, lengths="equal")
+    assert counts("write.indexing", case) == (4 * 3 + 2 + 2, 3, 3)
+
+
+@pytest.mark.parametrize(("blocks", "kernels"), [(1, 2), (128, 2), (129, 4), (300, 6)])
+def test_the_read_loop_slices_without_a_launch_and_concatenates_128_blocks_at_once(blocks, kernels):
+    case = Case(op="read", seq_len=16 * blocks)
+    assert counts("read.loop", case) == (kernels, 0, 0)
+
+
+@settings(max_examples=15)
+@given(case=cases())
+def test_every_builtin_strategy_has_a_prediction_in_every_case(case):
+    for strategy in registry.all_strategies():
+        if strategy.op == case.op:
+            assert predicted(strategy, case, "run") is not None
+
+
+def test_rows_of_any_width_share_a_prediction():
+    narrow = dataclasses.replace(ONE, head_dim=1, num_kv_heads=1, num_heads=1)
+    wide = dataclasses.replace(ONE, head_dim=256, num_kv_heads=32, num_heads=32, dtype="fp32")
+    assert counts("write.indexing", narrow) == counts("write.indexing", wide)
+
+
+def predict(call):
+    with fake_cuda():
+        workload = build(ONE, torch.device("cuda"))
+        return predict_launches(lambda: call(workload))
+
+
+def test_views_and_allocations_launch_nothing():
+    found = predict(lambda w: (w.key_pool.view(-1, 8, 128)[3:9, 0], torch.empty_like(w.key)))
+    assert (found.kernels, found.memcpys, found.synchronizations) == (0, 0, 0)
+
+
+def test_reading_a_value_back_is_a_memcpy_and_a_wait():
+    with fake_cuda():
+        index = torch.zeros(3, dtype=torch.int64, device="cuda")
+        # Fake memory has no value to give: torch says so, after the op was counted.
+        with pytest.raises(Exception, match="local_scalar_dense"):
+            predict_launches(index[0].item)
+
+
+def test_copies_are_memcpys_where_they_are_dense_and_kernels_where_they_are_not():
+    dense = predict(lambda w: w.key_pool[0].copy_(w.value_pool[1]))
+    strided = predict(lambda w: w.key_pool[0, :, 0].copy_(w.value_pool[1, :, 0]))
+    converted = predict(lambda w: w.key_pool[0].copy_(w.value_pool[1].float()))
+    assert (dense.kernels, dense.memcpys) == (0, 1)
+    assert (strided.kernels, strided.memcpys) == (1, 0)
+    assert (converted.kernels, converted.memcpys) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "shape"),
+    [
+        ((..., 0), (10, 16, 8)),
+        ((0, ..., slice(0, 4)), (16, 8, 4)),
+        ((None, 3), (1, 16, 8, 128)),
+        ((slice(2, 5), slice(None), 1), (3, 16, 128)),
+    ],
+)
+def test_indexing_syntax_gives_the_views_that_pytorch_gives(key, shape):
+    assert tuple(torch.empty(10, 16, 8, 128)[key].shape) == shape
+    with fake_cuda():
+        pool = torch.empty(10, 16, 8, 128, device="cuda")
+        seen = []
+        found = predict_launches(lambda: seen.append(tuple(pool[key].shape)))
+    assert (seen, found.launches) == ([shape], 0)
+
+
+def test_an_upload_that_does_not_block_waits_for_nothing():
+    host = torch.zeros(4)
+    with fake_cuda():
+        blocking = predict_launches(lambda: host.to(torch.device("cuda")))
+        free = predict_launches(lambda: host.to(torch.device("cuda"), non_blocking=True))
+    assert (blocking.memcpys, blocking.synchronizations) == (1, 1)
+    assert (free.memcpys, free.synchronizations) == (1, 0)
+
+
+def test_a_row_out_of_bounds_is_an_error_in_a_prediction_too():
+    with fake_cuda():
+        workload = build(ONE, torch.device("cuda"))
+        with pytest.raises(IndexError, match="out of bounds"):
+            workload.key[len(workload.key)]
+
+
+def test_a_strategy_that_fake_tensors_cannot_run_has_no_prediction():
+    class Peeks(Strategy):
+        name = "write.peeks"
+        op = "write"
+        summary = "reads a value back"
+
+        def run(self, workload, _):
+            workload.key_pool[0, 0, 0, 0].item()
+
+    assert predicted(Peeks(), ONE, "run") is None
+
+
+@pytest.mark.gpu
+def test_predicted_launches_are_what_the_profiler_counts(gpu):
+    for op in ("write", "read"):
+        case = Case(op=op, seq_len=37)
+        workload = build(case, gpu)
+        for strategy in registry.all_strategies():
+            if strategy.op == op:
+                seen = counted(strategy, workload, TorchAccelerator(gpu))
+                told = predicted(strategy, case, "run")
+                assert told is not None
+                assert seen.launches == told.launches, strategy.name

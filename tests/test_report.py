@@ -1,0 +1,514 @@
+"""Pages, figures and tables of synthetic runs."""
+
+import io
+import itertools
+import re
+from collections import Counter
+from types import SimpleNamespace
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import environment, result, run_info, sweep_rows
+from matplotlib.colors import to_hex
+from rich.console import Console
+
+from kvbench.analysis.frame import to_frame
+from kvbench.analysis.speedup import speedups
+from kvbench.errors import StoreError
+from kvbench.report import progress
+from kvbench.report.curves import launch_overhead_figure
+from kvbench.report.panels import pages, spread
+from kvbench.report.plots import figures
+from kvbench.report.progress import Meter
+from kvbench.report.save import save_figure
+from kvbench.report.speedup import speedup_figure
+from kvbench.report.style import FLOOR_COLOUR, colour, marker
+from kvbench.report.tables import (
+    MISSING,
+    Table,
+    check_table,
+    environment_line,
+    ranking_table,
+    times_table,
+    untimed_table,
+)
+
+
+def pages_of(*rows):
+    return list(pages(to_frame([row for part in rows for row in part])))
+
+
+def test_a_sweep_over_panels_alone_is_one_page_without_a_suffix():
+    (page,) = pages_of(sweep_rows(block_sizes=(16, 64), kv_heads=(1, 8)))
+    assert page.name == ""
+    assert (page.block_sizes, page.kv_heads) == ((16, 64), (1, 8))
+    assert len(page.rows) == 3 * 2 * 2 * 4
+
+
+def test_each_setting_that_no_panel_shows_is_a_page_named_by_what_differs():
+    found = pages_of(
+        sweep_rows(seq_lens=(1, 8), dtype="fp32"),
+        sweep_rows(seq_lens=(1, 8, 64)),
+        sweep_rows(seq_lens=(1, 8), dtype="fp16", batch=4, lengths="equal"),
+    )
+    assert [page.name for page in found] == [
+        "",
+        "dtype-fp32",
+        "batch-4-lengths-equal-dtype-fp16",
+    ]
+    assert [set(page.rows["dtype"]) for page in found] == [{"bf16"}, {"fp32"}, {"fp16"}]
+    assert found[0].subtitle == "bf16, head_dim 128, batch 1, shuffled blocks"
+    assert found[2].subtitle == "fp16, head_dim 128, batch 4 (equal), shuffled blocks"
+
+
+def test_a_subtitle_says_what_is_out_of_the_ordinary():
+    (page,) = pages_of(
+        sweep_rows(start_pos=7, padding=3, kv_input="fused_qkv", block_order="strided")
+    )
+    for part in ("start_pos 7", "3 padding rows", "fused_qkv input", "strided blocks"):
+        assert part in page.subtitle
+
+
+def test_a_setting_with_a_single_seq_len_has_no_page():
+    assert pages_of(sweep_rows(seq_lens=(8,))) == []
+    (page,) = pages_of(sweep_rows(seq_lens=(8,), dtype="fp32"), sweep_rows(seq_lens=(1, 8)))
+    assert set(page.rows["dtype"]) == {"bf16"}
+
+
+@pytest.mark.parametrize(
+    ("block_sizes", "kv_heads", "count"),
+    [((8, 16, 32), (1, 2, 4), 1), ((8, 16, 32, 64), (8,), 2), ((8,), (1, 2, 4, 8, 16, 32, 64), 3)],
+)
+def test_more_than_three_a_side_go_on_more_pages(block_sizes, kv_heads, count):
+    found = pages_of(sweep_rows(block_sizes=block_sizes, kv_heads=kv_heads))
+    assert [page.name for page in found] == ["", *(str(n + 1) for n in range(1, count))]
+    assert all(len(page.block_sizes) <= 3 and len(page.kv_heads) <= 3 for page in found)
+    shown = [(b, h) for page in found for b in page.block_sizes for h in page.kv_heads]
+    assert sorted(shown) == sorted((b, h) for b in block_sizes for h in kv_heads)
+    for page in found:
+        assert set(page.rows["block_size"]) == set(page.block_sizes)
+        assert set(page.rows["num_kv_heads"]) == set(page.kv_heads)
+    assert sum(len(page.rows) for page in found) == len(block_sizes) * len(kv_heads) * 12
+
+
+@given(
+    st.sets(st.sampled_from([1, 2, 4, 8, 16, 32, 64]), min_size=1),
+    st.sets(st.sampled_from(["bf16", "fp32"]), min_size=1),
+    st.sets(st.sampled_from([1, 4]), min_size=1),
+)
+def test_pages_have_names_of_their_own(block_sizes, dtypes, batches):
+    found = pages_of(
+        *(
+            sweep_rows(
+                seq_lens=(1, 8), block_sizes=block_sizes, strategies=("loop",), dtype=d, batch=b
+            )
+            for d in dtypes
+            for b in batches
+        )
+    )
+    names = [page.name for page in found]
+    assert len(set(names)) == len(names)
+    assert names[0] == ""
+
+
+def curve_of(rows, op="write", **info):
+    (page,) = pages(to_frame(rows))
+    return launch_overhead_figure(page, op, "wall", run_info(**info))
+
+
+def lines_of(panel):
+    """(colour, style, xs) of each line that has data."""
+    return [
+        (to_hex(line.get_color()).upper(), line.get_linestyle(), list(line.get_xdata()))
+        for line in panel.lines
+        if len(line.get_xdata()) > 2
+    ]
+
+
+def test_a_curve_is_a_line_per_strategy_a_dotted_prepare_and_the_copy():
+    figure = curve_of(sweep_rows())
+    (panel,) = figure.axes
+    xs = [1.0, 8.0, 64.0]
+    assert sorted(lines_of(panel)) == sorted(
+        [
+            (colour("write.loop"), "-", xs),
+            (colour("write.indexing"), "-", xs),
+            (colour("write.slot_mapping"), "-", xs),
+            (colour("write.slot_mapping"), ":", xs),
+            (FLOOR_COLOUR, "--", xs),
+        ]
+    )
+    assert len(panel.collections) == 3  # the bands of the runs
+
+
+def test_a_curve_is_drawn_in_microseconds_of_the_median():
+    rows = [
+        result("write.loop", (1e-6, 2e-6, 4e-6), seq_len=1),
+        result("write.loop", (30e-6, 10e-6, 20e-6), seq_len=8),
+    ]
+    (panel,) = curve_of(rows).axes
+    assert list(panel.lines[0].get_ydata()) == pytest.approx([2.0, 20.0])
+    assert panel.get_ylabel() == "µs per call"
+    band = panel.collections[0].get_paths()[0].vertices[:, 1]
+    assert {round(float(y), 6) for y in band} == {1.0, 4.0, 10.0, 30.0}
+
+
+def test_the_copy_is_the_bytes_at_the_bandwidth_of_the_run():
+    (panel,) = curve_of(sweep_rows()).axes
+    (copy,) = (line for line in panel.lines if line.get_linestyle() == "--")
+    assert list(copy.get_ydata()) == pytest.approx(
+        [4 * n * 8 * 128 * 2 / 12e9 * 1e6 for n in (1, 8, 64)]
+    )
+
+
+def test_every_line_is_named_at_its_end():
+    (panel,) = curve_of(sweep_rows()).axes
+    assert Counter(text.get_text() for text in panel.texts) == Counter(
+        ["loop (2/token)", "indexing (7)", "slot_mapping (2)", "prepare", "copy, 12.0 GB/s"]
+    )
+    by_name = {text.get_text(): to_hex(text.get_color()).upper() for text in panel.texts}
+    assert by_name["loop (2/token)"] == colour("write.loop")
+    assert by_name["prepare"] == colour("write.slot_mapping")
+
+
+def test_a_strategy_has_the_same_colour_in_every_panel_and_plot():
+    rows = sweep_rows(block_sizes=(16, 64), kv_heads=(1, 8))
+    frame = to_frame(rows)
+    (page,) = pages(frame)
+    (ratios,) = pages(speedups(frame, "write.loop"))
+    curves = launch_overhead_figure(page, "write", "wall", run_info())
+    speed = speedup_figure(ratios, "write", "write.loop", "wall", run_info())
+    reads = curve_of(sweep_rows(op="read"), op="read")
+    assert len(curves.axes) == len(speed.axes) == 4
+    for name in ("loop", "indexing", "slot_mapping"):
+        expected = colour(f"write.{name}")
+        for panel in (*curves.axes, *reads.axes):
+            assert expected in [c for c, style, _ in lines_of(panel) if style == "-"]
+    for panel in speed.axes:
+        assert sorted(c for c, _, _ in lines_of(panel)) == sorted(
+            [colour("write.indexing"), colour("write.slot_mapping")]
+        )
+
+
+def test_builtin_strategies_are_told_apart_by_colour_and_by_marker():
+    families = ("loop", "indexing", "slot_mapping", "triton")
+    assert len({colour(f"write.{f}") for f in families} | {FLOOR_COLOUR}) == 5
+    assert len({marker(f"write.{f}") for f in families}) == 4
+    assert [colour(f"read.{f}") for f in families] == [colour(f"write.{f}") for f in families]
+
+
+def test_panels_say_what_they_show():
+    figure = curve_of(sweep_rows(block_sizes=(16, 64), kv_heads=(1, 8)))
+    assert [panel.get_title(loc="left") for panel in figure.axes] == [
+        "block size 16, 1 KV heads",
+        "block size 64, 1 KV heads",
+        "block size 16, 8 KV heads",
+        "block size 64, 8 KV heads",
+    ]
+    first = figure.axes[0].lines[0]
+    assert list(first.get_xdata()) == [1.0, 8.0, 64.0]
+
+
+def test_an_untimed_strategy_has_no_line():
+    rows = [
+        *sweep_rows(strategies=("loop",)),
+        *(result("write.triton", status="checked", seq_len=n) for n in (1, 8, 64)),
+    ]
+    (panel,) = curve_of(rows).axes
+    assert colour("write.triton") not in [c for c, _, _ in lines_of(panel)]
+    assert "triton" not in [text.get_text() for text in panel.texts]
+
+
+@pytest.mark.parametrize(
+    ("cache", "device", "marked"),
+    [
+        (256 << 10, "cpu", True),
+        (256 << 10, "cuda:0", False),
+        (1 << 40, "cpu", False),
+        (1, "cpu", False),
+        (None, "cpu", False),
+    ],
+)
+def test_the_cpu_cache_is_marked_where_the_bytes_outgrow_it(cache, device, marked):
+    # 8, 64 and 512 KiB.
+    info = {"environment": environment(last_level_cache_bytes=cache, device=device)}
+    (panel,) = curve_of(sweep_rows(), **info).axes
+    texts = [text.get_text().strip() for text in panel.texts]
+    assert ("fits 256 KiB cache" in texts) == marked
+    vertical = [line for line in panel.lines if len(set(line.get_xdata())) == 1]
+    assert [line.get_xdata()[0] for line in vertical] == ([pytest.approx(32.0)] if marked else [])
+
+
+def test_a_run_has_curves_for_each_op_and_speed_ups_where_the_loop_was_timed():
+    rows = [*sweep_rows(), *sweep_rows(op="read", strategies=("indexing",))]
+    found = dict(figures(to_frame(rows), run_info()))
+    assert list(found) == ["write-launch-overhead", "write-speedup", "read-launch-overhead"]
+
+
+def test_figures_of_other_settings_have_names_that_say_them():
+    rows = [*sweep_rows(), *sweep_rows(seq_lens=(1, 8), dtype="fp32", strategies=("loop",))]
+    assert [name for name, _ in figures(to_frame(rows), run_info())] == [
+        "write-launch-overhead",
+        "write-launch-overhead-dtype-fp32",
+        "write-speedup",
+        "write-speedup-dtype-fp32",
+    ]
+
+
+def test_speed_ups_are_drawn_as_they_are():
+    rows = [
+        *(result("write.loop", [8e-6] * 5, seq_len=n) for n in (1, 8)),
+        result("write.indexing", [4e-6] * 5, seq_len=1),
+        result("write.indexing", [1e-6] * 5, seq_len=8),
+    ]
+    (page,) = pages(speedups(to_frame(rows), "write.loop"))
+    (panel,) = speedup_figure(page, "write", "write.loop", "wall", run_info()).axes
+    by_colour = {to_hex(line.get_color()).upper(): list(line.get_ydata()) for line in panel.lines}
+    assert by_colour[colour("write.indexing")] == pytest.approx([2.0, 8.0])
+    assert by_colour[colour("write.loop")] == [1, 1]
+    assert {text.get_text() for text in panel.texts} == {"write.loop = 1", "indexing"}
+
+
+def test_an_empty_batch_of_tokens_can_be_drawn():
+    # `-a seq_len=0,1,8` is a sweep like any other; 0 has no place on a logarithmic axis.
+    found = dict(figures(to_frame(sweep_rows(seq_lens=(0, 1, 8, 64))), run_info()))
+    assert set(found) == {"write-launch-overhead", "write-speedup"}
+
+
+def test_query_heads_do_not_mix_in_one_line():
+    rows = [*sweep_rows(num_heads=8), *sweep_rows(num_heads=16, seq_lens=(1, 8))]
+    drawn = 0
+    for name, figure in figures(to_frame(rows), run_info()):
+        for panel in figure.axes:
+            for _, _, xs in lines_of(panel):
+                assert len(set(xs)) == len(xs), name
+                drawn += 1
+    assert drawn > 0
+
+
+ascending = st.lists(st.floats(-1, 2), max_size=12).map(sorted)
+
+
+@given(ascending, st.floats(0.001, 0.5))
+def test_labels_keep_their_order_and_their_distance(wanted, gap):
+    placed = spread(wanted, gap)
+    assert len(placed) == len(wanted)
+    assert all(b - a >= gap * (1 - 1e-6) - 1e-12 for a, b in itertools.pairwise(placed))
+
+
+@given(st.lists(st.floats(0.11, 1), max_size=12), st.floats(-1, 1))
+def test_labels_that_are_far_enough_apart_stay_where_they_are(steps, first):
+    wanted = [first]
+    for step in steps:
+        wanted.append(wanted[-1] + step)
+    assert spread(wanted, 0.1) == pytest.approx(wanted, abs=1e-12)
+
+
+@given(ascending.filter(bool), st.floats(0.001, 0.5))
+def test_labels_are_moved_about_their_middle(wanted, gap):
+    placed = spread(wanted, gap)
+    assert sum(placed) == pytest.approx(sum(wanted), abs=1e-9)
+
+
+def test_labels_that_overlap_form_a_pile():
+    assert spread([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.4, 0.5, 0.6])
+    assert spread([0.0, 0.5, 0.52, 1.0], 0.1) == pytest.approx([0.0, 0.46, 0.56, 1.0])
+    assert spread([], 0.1) == []
+
+
+def test_a_figure_is_saved_as_png_and_svg_the_same_bytes_each_time(tmp_path):
+    saved = []
+    for folder in ("one", "two"):
+        paths = save_figure(curve_of(sweep_rows()), tmp_path / folder / "plots", "curve")
+        assert [path.name for path in paths] == ["curve.png", "curve.svg"]
+        saved.append([path.read_bytes() for path in paths])
+    png, svg = saved[0]
+    assert png.startswith(b"\x89PNG\r\n")
+    assert saved[1] == [png, svg]
+
+
+def test_svg_has_text_as_text(tmp_path):
+    _, path = save_figure(curve_of(sweep_rows()), tmp_path, "curve")
+    root = ET.parse(path).getroot()  # noqa: S314 - our own file
+    texts = {
+        "".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert {"slot_mapping (2)", "copy, 12.0 GB/s", "µs per call"} <= texts
+    assert "seq_len (tokens per sequence)" in texts
+
+
+def test_plots_that_can_not_be_written_are_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="plots folder") as raised:
+        save_figure(curve_of(sweep_rows()), tmp_path / "file" / "plots", "curve")
+    assert str(tmp_path / "file" / "plots") in str(raised.value)
+
+
+TABLE = Table(
+    "Times [all]",
+    ("strategy [x]", "[8]", "16"),
+    (("write.loop [bold]", "1.00 µs", "2.00 µs"), ("a[0]", MISSING, "3.00 ms")),
+)
+
+
+def test_markdown_has_a_title_a_header_a_rule_and_a_line_for_each_row():
+    assert TABLE.markdown().splitlines() == [
+        "**Times [all]**",
+        "",
+        "| strategy [x] | [8] | 16 |",
+        "| --- | ---: | ---: |",
+        "| write.loop [bold] | 1.00 µs | 2.00 µs |",
+        f"| a[0] | {MISSING} | 3.00 ms |",
+    ]
+
+
+def shown(table, width=200) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table.rich())
+    return console.file.getvalue()
+
+
+def test_brackets_are_text_in_a_terminal_too():
+    text = shown(TABLE)
+    for cell in ("Times [all]", "strategy [x]", "[8]", "write.loop [bold]", "a[0]", MISSING):
+        assert cell in text
+
+
+def test_numbers_are_aligned_right_in_a_terminal():
+    line = next(line for line in shown(TABLE).splitlines() if "a[0]" in line)
+    cells = line.strip("│").split("│")
+    assert cells[0].startswith(" a[0] ")
+    assert cells[1].endswith(f" {MISSING} ")
+    assert cells[2] == " 3.00 ms "
+
+
+def test_the_ranking_is_a_table():
+    rows = [
+        result("write.loop", [4e-6] * 5),
+        result("write.slot_mapping", [1e-6] * 5),
+        result("write.slot_mapping", [6e-6] * 5, phase="prepare"),
+    ]
+    table = ranking_table(to_frame(rows), "write", 2)
+    assert table.title == "write: cost of a step of 2 layers (prepare + 2 x run)"
+    assert table.rows == (
+        ("write.loop", "1.00x the fastest", "1.00x", "1", "1"),
+        ("write.slot_mapping", "1.00x the fastest", "1.00x", "1", "1"),
+    )
+
+
+def test_times_are_a_table_by_seq_len_and_what_is_missing_is_said():
+    rows = [
+        result("write.loop", [4e-6] * 5, seq_len=1),
+        result("write.loop", [40e-6] * 5, seq_len=8),
+        result("write.slot_mapping", [1e-6] * 5, seq_len=1),
+        result("write.slot_mapping", [6e-6] * 5, seq_len=1, phase="prepare"),
+        result("write.slot_mapping", seq_len=8, status="failed"),
+    ]
+    table = times_table(to_frame(rows), "write", 3)
+    assert table.header == ("strategy", "1", "8")
+    assert table.rows == (
+        ("write.loop", "4.00 µs", "40.0 µs"),
+        ("write.slot_mapping", "1.00 µs", MISSING),
+        ("write.slot_mapping, with prepare", "3.00 µs", MISSING),
+    )
+    assert "block size 16, 8 KV heads, bf16, batch 1" in table.title
+
+
+def test_times_are_of_the_main_setting_and_of_so_many_columns():
+    rows = [
+        *sweep_rows(seq_lens=range(1, 21), strategies=("loop",)),
+        *sweep_rows(seq_lens=(3,), strategies=("loop",), dtype="fp32"),
+    ]
+    table = times_table(to_frame(rows), "write", 1)
+    assert table.header == ("strategy", "1", "5", "9", "12", "16", "20")
+    assert len(table.rows) == 1
+
+
+def test_a_sweep_over_query_heads_has_times():
+    rows = [*sweep_rows(num_heads=8), *sweep_rows(num_heads=16)]
+    table = times_table(to_frame(rows), "write", 32)
+    assert table.header == ("strategy", "1", "8", "64")
+    assert MISSING not in {cell for row in table.rows for cell in row}
+
+
+def test_nothing_timed_is_no_table():
+    frame = to_frame([result("write.triton", status="checked")])
+    assert times_table(frame, "write", 1) is None
+    assert times_table(frame, "read", 1) is None
+
+
+def test_what_was_not_timed_is_a_table_by_strategy_and_status():
+    rows = [
+        *(result("write.triton", status="checked", reason=f"why {n}", seq_len=n) for n in (1, 2)),
+        result("write.loop", status="over budget", reason="[too] slow"),
+        result("write.indexing"),
+    ]
+    table = untimed_table(to_frame(rows))
+    assert table.rows == (
+        ("write.loop", "over budget", "1", "[too] slow"),
+        ("write.triton", "checked", "2", "why 1"),
+    )
+    assert untimed_table(to_frame([result()])) is None
+
+
+def test_checks_are_a_table():
+    counts = {"write.loop": Counter(checked=3), "write.mine": Counter(incorrect=1, failed=2)}
+    table = check_table(counts, 3, "cpu")
+    assert table.title == "3 cases on cpu, bit for bit"
+    assert table.rows == (
+        ("write.loop", "3", "0", "0", "0"),
+        ("write.mine", "0", "0", "1", "2"),
+    )
+
+
+def test_the_environment_is_one_line():
+    text = environment_line(run_info())
+    assert len(text.splitlines()) == 1
+    for part in ("Made CPU", "2 CPUs", "2.13.0", "2026-01-02", "12.0 GB/s (torch copy_)"):
+        assert part in text
+    assert "wall 30.0 ns" in text
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(s=1000.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now.s))
+    return now
+
+
+def test_a_log_gets_a_line_now_and_then_that_says_what_is_left(clock):
+    console = Console(file=io.StringIO(), width=120)
+    with Meter(console, total=10) as meter:
+        for _ in range(10):
+            clock.s += 15
+            meter.advance("write seq_len=1")
+    assert console.file.getvalue().splitlines() == [
+        "2 of 10 cases, 30 s elapsed, about 2 min 00 s left",
+        "4 of 10 cases, 1 min 00 s elapsed, about 1 min 30 s left",
+        "6 of 10 cases, 1 min 30 s elapsed, about 1 min 00 s left",
+        "8 of 10 cases, 2 min 00 s elapsed, about 30 s left",
+        "10 of 10 cases, 2 min 30 s elapsed, about 0 s left",
+    ]
+
+
+def test_quick_work_says_nothing_in_a_log(clock):
+    console = Console(file=io.StringIO())
+    with Meter(console, total=100) as meter:
+        for _ in range(100):
+            clock.s += 0.1
+            meter.advance("write seq_len=1")
+    assert console.file.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar_that_counts_cases():
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with Meter(console, total=3) as meter:
+        for done in (1, 2, 3):
+            meter.advance("write [8]")
+            meter._bar.refresh()
+            # The escape sequences of colours are between them.
+            text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+            assert f"{done}/3" in text
+            assert "write [8]" in text

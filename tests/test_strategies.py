@@ -1,0 +1,359 @@
+"""Every strategy against the oracle, the interface that they share, and their registry."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from drawn import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbench import oracle
+from kvbench.cases import OPS, Case, expand_all
+from kvbench.errors import InputError
+from kvbench.presets import CHECK_GRIDS
+from kvbench.strategies import registry
+from kvbench.strategies.base import Strategy
+from kvbench.sweep.checking import check_case
+from kvbench.workload import build, fill
+
+CPU = torch.device("cpu")
+
+# Without Triton its strategies are unsupported; with it, all must pass.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+STRATEGIES = [s for s in registry.all_strategies() if HAS_TRITON or not s.name.endswith(".triton")]
+INTERPRETED = [s for s in STRATEGIES if s.name.endswith(".triton")]
+NATIVE = [s for s in STRATEGIES if s not in INTERPRETED]
+
+CHUNKS = 24
+GRID = expand_all(CHECK_GRIDS)
+
+
+def each(strategies):
+    return pytest.mark.parametrize("strategy", strategies, ids=lambda s: s.name)
+
+
+def faults(chosen, device):
+    return [
+        (strategy.name, outcome, case.label())
+        for case in chosen
+        for strategy in STRATEGIES
+        if strategy.op == case.op
+        and (outcome := check_case(case, strategy, device)) != ("checked", "")
+    ]
+
+
+def result_of(strategy, workload, prepared):
+    """All that a call leaves behind: the pools after it, and what it returned."""
+    output = strategy.run(workload, prepared)
+    pools = (workload.key_pool, workload.value_pool)
+    return [oracle.bits(tensor) for tensor in (*pools, *(output or ()))]
+
+
+def expected_of(workload):
+    """What a call should leave behind, of the workload as it is now."""
+    places = oracle.token_slots(workload)
+    pools = [oracle.bits(pool) for pool in (workload.key_pool, workload.value_pool)]
+    if workload.case.op == "read":
+        return [*pools, *(oracle.gathered(pool, places) for pool in pools)]
+    rows = [oracle.bits(rows) for rows in (workload.key, workload.value)]
+    return [oracle.written(*pair, places) for pair in zip(pools, rows, strict=True)]
+
+
+def alike(result, expected):
+    return len(result) == len(expected) and all(map(np.array_equal, result, expected))
+
+
+# Against the oracle.
+
+
+@each(NATIVE)
+@settings(max_examples=150)
+@given(data=st.data())
+def test_strategy_is_right_in_any_case(strategy, data):
+    case = data.draw(cases(op=strategy.op))
+    assert check_case(case, strategy, CPU) == ("checked", "")
+
+
+@each(INTERPRETED)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_kernel_of_strategy_is_right_in_any_case(strategy, data):
+    case = data.draw(cases(op=strategy.op, most_tokens=12))
+    assert check_case(case, strategy, CPU) == ("checked", "")
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_all_strategies_are_right_in_the_check_grids(chunk, cpu):
+    assert faults(GRID[chunk::CHUNKS], cpu) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_all_strategies_are_right_in_the_check_grids_on_a_gpu(chunk, gpu):
+    assert faults(GRID[chunk::CHUNKS], gpu) == []
+
+
+@pytest.mark.parametrize("op", OPS)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_strategies_of_an_op_agree_bit_for_bit(op, data):
+    workload = build(data.draw(cases(op=op, most_tokens=8)), CPU)
+    results = {}
+    for strategy in STRATEGIES:
+        if strategy.op == op:
+            fill(workload)
+            results[strategy.name] = result_of(strategy, workload, strategy.prepare(workload))
+    assert len(results) > 2
+    first = next(iter(results.values()))
+    assert [name for name, result in results.items() if not alike(result, first)] == []
+
+
+@each(STRATEGIES)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_what_prepare_returned_serves_every_layer(strategy, data):
+    workload = build(data.draw(cases(op=strategy.op, most_tokens=6)), CPU)
+    fill(workload, 0)
+    prepared = strategy.prepare(workload)
+    for layer in (1, 2):
+        fill(workload, layer)
+        expected = expected_of(workload)
+        assert alike(result_of(strategy, workload, prepared), expected)
+
+
+@each(STRATEGIES)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_strategy_keeps_nothing_of_one_workload_for_another(strategy, data):
+    workloads = [
+        build(data.draw(cases(op=strategy.op, most_tokens=6), label=f"workload {i}"), CPU)
+        for i in range(2)
+    ]
+    for workload in workloads:
+        fill(workload)
+    expected = [expected_of(workload) for workload in workloads]
+    # Both are prepared before either runs.
+    prepared = [strategy.prepare(workload) for workload in workloads]
+    for workload, its_own, right in zip(workloads, prepared, expected, strict=True):
+        assert alike(result_of(strategy, workload, its_own), right)
+    assert vars(strategy) == {}
+
+
+# The interface.
+
+EVERY_STRATEGY = {
+    "write.indexing": {"has_prepare": False, "allocates": False},
+    "write.loop": {"has_prepare": False, "allocates": False},
+    "write.slot_mapping": {"has_prepare": True, "allocates": False},
+    "write.triton": {"has_prepare": True, "allocates": False},
+    "read.indexing": {"has_prepare": False, "allocates": True},
+    "read.loop": {"has_prepare": False, "allocates": True},
+    "read.slot_mapping": {"has_prepare": True, "allocates": True},
+    "read.triton": {"has_prepare": True, "allocates": True},
+}
+
+
+def test_built_in_strategies_say_what_they_do_per_step_and_whether_they_allocate():
+    told = {
+        strategy.name: {"has_prepare": strategy.has_prepare(), "allocates": strategy.allocates}
+        for strategy in registry.all_strategies()
+    }
+    assert told == EVERY_STRATEGY
+
+
+def test_all_strategies_come_by_op_and_then_by_name():
+    names = [strategy.name for strategy in registry.all_strategies()]
+    assert names == list(EVERY_STRATEGY)
+
+
+@each(registry.all_strategies())
+def test_a_strategy_is_named_after_its_op_and_summed_up_in_one_line(strategy):
+    assert strategy.op in OPS
+    assert strategy.name.startswith(f"{strategy.op}.")
+    assert len(strategy.summary.splitlines()) == 1
+    assert type(strategy).__doc__
+
+
+@each(registry.all_strategies())
+def test_a_strategy_says_why_it_is_not_timed_or_is(strategy):
+    reason = strategy.untimed(CPU)
+    if strategy in INTERPRETED:
+        assert "interpreter" in reason
+    else:
+        assert reason is None
+
+
+@each(INTERPRETED)
+def test_without_triton_its_strategies_are_unsupported_and_say_why(strategy, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # noqa: ARG005
+    case = Case(op=strategy.op, seq_len=1)
+    reason = "the package triton is not installed"
+    assert strategy.supports(case, CPU) == reason
+    assert check_case(case, strategy, CPU) == ("unsupported", reason)
+
+
+class Toy(Strategy):
+    name = "write.toy"
+    op = "write"
+    summary = "nothing"
+
+    def run(self, workload, prepared):
+        del workload, prepared
+        raise RuntimeError("no\n  such slot")
+
+
+def test_a_strategy_that_raises_has_failed_in_one_line():
+    outcome = check_case(Case(op="write", seq_len=1), Toy(), CPU)
+    assert outcome == ("failed", "RuntimeError: no such slot")
+
+
+def test_a_strategy_needs_no_more_than_a_run():
+    toy = Toy()
+    assert toy.supports(Case(op="write", seq_len=1), CPU) is None
+    assert toy.untimed(CPU) is None
+    assert toy.prepare(build(Case(op="write", seq_len=1), CPU)) is None
+    assert not toy.has_prepare()
+    assert not toy.allocates
+
+
+# The registry.
+
+
+@pytest.fixture
+def strategies(monkeypatch):
+    """The registry's strategies, to be changed: they are as they were after the test."""
+    known = dict(registry._STRATEGIES)
+    monkeypatch.setattr(registry, "_STRATEGIES", known)
+    return known
+
+
+def names(selected):
+    return [strategy.name for strategy in selected]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        ([], list(EVERY_STRATEGY)),
+        (["*"], list(EVERY_STRATEGY)),
+        (["read.loop"], ["read.loop"]),
+        (["read.loop", "write.loop", "read.loop"], ["write.loop", "read.loop"]),
+        (["*.loop"], ["write.loop", "read.loop"]),
+        (["read.*", "*.loop"], ["write.loop", *(n for n in EVERY_STRATEGY if n[0] == "r")]),
+        (["write.[lt]*"], ["write.loop", "write.triton"]),
+    ],
+    ids=str,
+)
+def test_patterns_select_each_strategy_once_in_the_order_of_all(patterns, expected):
+    assert names(registry.select(patterns)) == expected
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["write.lop"], r"unknown strategy 'write.lop' \(did you mean 'write.loop'\?\); expected"),
+        (["*", "raed.triton"], r"'raed.triton' \(did you mean 'read.triton'\?\)"),
+        (["READ.loop"], r"'READ.loop' \(did you mean 'read.loop'\?\)"),
+        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: read.indexing, read.loop"),
+        ([""], r"unknown strategy ''; expected one of: read.indexing"),
+    ],
+    ids=str,
+)
+def test_a_pattern_that_selects_nothing_is_an_error_with_the_nearest_name(patterns, message):
+    with pytest.raises(InputError, match=message):
+        registry.select(patterns)
+
+
+def test_register_gives_the_class_back_and_makes_it_known(strategies):
+    assert registry.register(Toy) is Toy
+    assert isinstance(strategies["write.toy"], Toy)
+    assert names(registry.select(["write.t*"])) == ["write.toy", "write.triton"]
+
+
+def test_a_name_is_registered_once(strategies):
+    registry.register(Toy)
+    first = strategies["write.toy"]
+    with pytest.raises(InputError, match=r"'write.toy' is registered twice; expected a unique"):
+        registry.register(Toy)
+    assert strategies["write.toy"] is first
+
+
+def test_an_op_that_is_none_is_refused(strategies):
+    class Wrong(Toy):
+        name = "attend.toy"
+        op = "attend"
+
+    with pytest.raises(InputError, match=r"op of strategy 'attend.toy'.*'attend'.*read, write"):
+        registry.register(Wrong)
+    assert "attend.toy" not in strategies
+
+
+def test_loading_the_built_in_strategies_again_changes_nothing():
+    before = registry.all_strategies()
+    registry.load_builtin()
+    assert registry.all_strategies() == before
+
+
+USER_FILE = """
+from kvbench.strategies.base import Strategy
+from kvbench.strategies.registry import register
+
+@register
+class Mine(Strategy):
+    name = "write.mine"
+    op = "write"
+    summary = "mine"
+
+    def run(self, workload, prepared):
+        pass
+"""
+
+
+def test_a_file_of_the_user_s_own_registers_its_strategies(tmp_path, strategies):
+    path = tmp_path / "mine.py"
+    path.write_text(USER_FILE)
+    registry.load_file(path)
+    assert names(registry.select(["write.mine"])) == ["write.mine"]
+    assert len(strategies) == len(EVERY_STRATEGY) + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("mine.py", None, "expected a Python file"),
+        ("mine.txt", USER_FILE, "expected a Python file"),
+        ("mine.py", "import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere"),
+        ("mine.py", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("mine.py", "def", "SyntaxError"),
+        ("mine.py", "", "registers nothing; expected a class under @kvbench.strategies.registry"),
+        ("mine.py", USER_FILE.replace("write.mine", "write.loop"), "'write.loop' is registered"),
+        ("mine.py", USER_FILE.replace('op = "write"', 'op = "w"'), "op of strategy 'write.mine'"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("strategies")
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, text, message):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError) as raised:
+        registry.load_file(path)
+    assert message in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.usefixtures("strategies")
+def test_the_error_of_a_file_names_the_file(tmp_path):
+    path = tmp_path / "mine.py"
+    for text in ("1 / 0", "", USER_FILE.replace("write.mine", "write.loop")):
+        path.write_text(text)
+        with pytest.raises(InputError) as raised:
+            registry.load_file(path)
+        assert str(path) in str(raised.value), text
+
+
+def test_a_folder_is_no_strategy_file(tmp_path):
+    with pytest.raises(InputError, match="expected a Python file"):
+        registry.load_file(tmp_path)

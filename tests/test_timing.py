@@ -1,0 +1,339 @@
+"""Sampling in rounds, the wall clock, and the copy that bandwidth is held against."""
+
+import gc
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.timing import bandwidth, clocks, rounds
+from kvbench.timing.clocks import WallClock, floor
+from kvbench.timing.rounds import Sampling, StoppingRule, SubjectError, calls_for, sample_rounds
+
+STEADY = StoppingRule(min_rounds=6, max_rounds=50, cell_seconds=10.0, sample_seconds=1e-3)
+
+
+@dataclass
+class SimulatedClock:
+    """A clock in simulated time. Each subject has its own seconds per call, in turn."""
+
+    name: str = "simulated"
+    now_s: float = 0.0
+    cycles: dict[Callable, itertools.cycle] = field(default_factory=dict)
+    taken: list[tuple[Callable, int]] = field(default_factory=list)
+
+    def subject(self, *seconds_per_call: float, does: Callable = lambda: None) -> Callable:
+        def call() -> None:
+            does()
+
+        self.cycles[call] = itertools.cycle(seconds_per_call)
+        return call
+
+    def sample(self, call: Callable, calls: int) -> float:
+        call()
+        seconds = next(self.cycles[call])
+        self.now_s += seconds * calls
+        self.taken.append((call, calls))
+        return seconds
+
+    def most_calls(self, launches: int) -> None:
+        del launches
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimulatedClock:
+    simulated = SimulatedClock()
+    # The deadline is in the same time.
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: simulated.now_s))
+    return simulated
+
+
+def noisy(clock: SimulatedClock, count: int) -> dict[str, Callable]:
+    """Subjects whose median's interval never gets narrow."""
+    return {f"s{i}": clock.subject(1e-3, 3e-3) for i in range(count)}
+
+
+def rounds_taken(clock: SimulatedClock, subjects: dict[str, Callable], count: int) -> list[list]:
+    """The names of every round, in the order they were sampled in."""
+    names = {call: name for name, call in subjects.items()}
+    order = [names[call] for call, _ in clock.taken][-count * len(subjects) :]
+    return [order[i : i + len(subjects)] for i in range(0, len(order), len(subjects))]
+
+
+def test_every_subject_is_sampled_once_a_round(clock):
+    subjects = noisy(clock, 4)
+    found = sample_rounds(subjects, clock, STEADY, seed=0)
+    count = len(found["s0"].samples_s)
+    assert count == 50
+    assert [sorted(order) for order in rounds_taken(clock, subjects, count)] == [
+        sorted(subjects)
+    ] * count
+
+
+def test_all_subjects_have_as_many_samples_as_rounds(clock):
+    subjects = {**noisy(clock, 2), "steady": clock.subject(5e-3), "quick": clock.subject(1e-7)}
+    found = sample_rounds(subjects, clock, STEADY, seed=0)
+    assert list(found) == list(subjects)
+    assert {len(sampling.samples_s) for sampling in found.values()} == {50}
+    assert len({sampling.stopped_by for sampling in found.values()}) == 1
+
+
+def orders(clock: SimulatedClock, seed: int) -> list[list[str]]:
+    clock.taken.clear()
+    subjects = noisy(clock, 3)
+    sample_rounds(subjects, clock, STEADY, seed)
+    return rounds_taken(clock, subjects, 50)
+
+
+def test_the_order_varies_from_round_to_round_and_comes_from_the_seed(clock):
+    first = orders(clock, 1)
+    assert {tuple(order) for order in first} == set(itertools.permutations(("s0", "s1", "s2")))
+    assert orders(clock, 1) == first
+    assert orders(clock, 2) != first
+
+
+def test_samples_are_kept_in_the_order_of_the_rounds(clock):
+    # Each sample taken of it is a microsecond longer than the last.
+    subject = clock.subject(*(n * 1e-6 for n in range(1000, 1100)))
+    found = sample_rounds({"grows": subject}, clock, STEADY, seed=0)["grows"]
+    first = found.samples_s[0]
+    assert found.samples_s == pytest.approx(
+        [first + n * 1e-6 for n in range(len(found.samples_s))], abs=1e-12
+    )
+
+
+def test_sampling_stops_as_soon_as_it_is_precise(clock):
+    found = sample_rounds({"steady": clock.subject(1e-3)}, clock, STEADY, seed=0)["steady"]
+    assert found == Sampling((1e-3,) * 6, found.calls_per_sample, found.estimate, "precision")
+    assert found.estimate.relative_half_width == 0
+
+
+def test_one_imprecise_subject_keeps_all_going(clock):
+    subjects = {"steady": clock.subject(1e-3), **noisy(clock, 1)}
+    found = sample_rounds(subjects, clock, STEADY, seed=0)
+    assert found["steady"].stopped_by == "rounds"
+    assert len(found["steady"].samples_s) == 50
+
+
+def test_sampling_stops_in_the_first_round_that_ends_after_its_time(clock):
+    subjects = noisy(clock, 2)
+    rule = StoppingRule(min_rounds=2, max_rounds=1000, cell_seconds=0.05, sample_seconds=1e-9)
+    found = sample_rounds(subjects, clock, rule, seed=0)
+    assert {sampling.stopped_by for sampling in found.values()} == {"time"}
+    assert {sampling.calls_per_sample for sampling in found.values()} == {1}
+    per_round = [sum(times) for times in zip(*(s.samples_s for s in found.values()), strict=True)]
+    # The time is per subject.
+    assert sum(per_round) >= 2 * rule.cell_seconds - 1e-9
+    assert sum(per_round[:-1]) < 2 * rule.cell_seconds
+
+
+@pytest.mark.parametrize("least", [2, 3, 10])
+def test_the_least_rounds_are_made_though_there_is_no_time(clock, least):
+    rule = StoppingRule(min_rounds=least, max_rounds=1000, cell_seconds=0.0)
+    found = sample_rounds(noisy(clock, 2), clock, rule, seed=0)
+    assert {(s.stopped_by, len(s.samples_s)) for s in found.values()} == {("time", least)}
+
+
+def test_the_rounds_run_out(clock):
+    found = sample_rounds(noisy(clock, 1), clock, STEADY, seed=0)["s0"]
+    assert (found.stopped_by, len(found.samples_s)) == ("rounds", STEADY.max_rounds)
+
+
+def test_the_estimate_is_that_of_the_samples(clock):
+    found = sample_rounds(noisy(clock, 1), clock, STEADY, seed=0)["s0"]
+    assert set(found.samples_s) == {1e-3, 3e-3}
+    assert (found.estimate.low, found.estimate.high) == (1e-3, 3e-3)
+
+
+def test_all_samples_of_a_subject_have_as_many_calls(clock):
+    subjects = {"quick": clock.subject(1e-6), "slow": clock.subject(1e-2)}
+    found = sample_rounds(subjects, clock, STEADY, seed=0)
+    sampled = clock.taken[-2 * 6 :]
+    for name, call in subjects.items():
+        assert {calls for c, calls in sampled if c is call} == {found[name].calls_per_sample}
+    assert found["quick"].calls_per_sample >= 1000
+    assert found["slow"].calls_per_sample == 1
+
+
+@pytest.fixture
+def collector():
+    enabled = gc.isenabled()
+    gc.enable()
+    yield
+    (gc.enable if enabled else gc.disable)()
+
+
+@pytest.mark.usefixtures("collector")
+def test_no_garbage_is_collected_while_sampling(clock):
+    seen = []
+    subject = clock.subject(1e-3, does=lambda: seen.append(gc.isenabled()))
+    sample_rounds({"subject": subject}, clock, STEADY, seed=0)
+    assert set(seen) == {False}
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("collector")
+@pytest.mark.parametrize("last", [1, 5])
+def test_collecting_begins_again_when_a_subject_raises(clock, last):
+    calls = itertools.count(1)
+
+    def fail() -> None:
+        if next(calls) == last:
+            raise RuntimeError("out of luck")
+
+    subject = clock.subject(1e-3, does=fail)
+    with pytest.raises(SubjectError) as failure:
+        sample_rounds({"subject": subject}, clock, STEADY, seed=0)
+    assert failure.value.subject == "subject"
+    assert str(failure.value.__cause__) == "out of luck"
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("collector")
+def test_a_collector_that_was_off_stays_off(clock):
+    gc.disable()
+    sample_rounds({"subject": clock.subject(1e-3)}, clock, STEADY, seed=0)
+    assert not gc.isenabled()
+
+
+@given(st.floats(1e-9, 1.0), st.floats(1e-5, 1e-2))
+def test_calls_fill_a_sample_and_little_more(seconds_per_call, sample_seconds):
+    clock = SimulatedClock()
+    call = clock.subject(seconds_per_call)
+    calls = calls_for(clock, call, sample_seconds)
+    assert calls * seconds_per_call >= sample_seconds
+    assert calls == 1 or calls * seconds_per_call <= 1.1 * sample_seconds + seconds_per_call * 1.01
+    assert len(clock.taken) <= 10
+
+
+@given(st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=20))
+def test_the_calls_of_a_sample_are_found_whatever_the_noise(seconds_per_call):
+    clock = SimulatedClock()
+    calls = calls_for(clock, clock.subject(*seconds_per_call), 5e-4)
+    assert 1 <= calls <= 10 * 5e-4 * 1.1 / min(seconds_per_call) + 2
+
+
+def test_a_clock_too_coarse_for_one_call_still_fills_a_sample():
+    class Coarse:
+        """Ticks once a millisecond: a few calls of a microsecond take no time at all."""
+
+        name = "coarse"
+
+        def sample(self, call: Callable, calls: int) -> float:
+            call()
+            return calls // 1000 * 1e-3 / calls
+
+    assert calls_for(Coarse(), lambda: None, 5e-4) >= 1000
+
+
+def test_the_wall_clock_counts_calls_and_gives_seconds_of_one(monkeypatch, cpu):
+    now = SimpleNamespace(ns=10**18)
+    counted = Counter()
+
+    def call() -> None:
+        counted["calls"] += 1
+        now.ns += 250
+
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter_ns=lambda: now.ns))
+    assert WallClock(cpu).sample(call, 8) == 250e-9
+    assert counted["calls"] == 8
+    assert WallClock(cpu).sample(call, 1) == 250e-9
+    assert counted["calls"] == 9
+
+
+def test_the_wall_clock_waits_for_the_device_before_it_starts_and_before_it_stops(monkeypatch, cpu):
+    events = []
+    times = iter((0, 4000))
+
+    def now() -> int:
+        events.append("clock")
+        return next(times)
+
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter_ns=now))
+    monkeypatch.setattr(clocks, "synchronize", lambda _: events.append("wait"))
+    assert WallClock(cpu).sample(lambda: events.append("call"), 2) == 2e-6
+    assert events == ["wait", "clock", "call", "call", "wait", "clock"]
+
+
+def test_the_floor_is_an_empty_call_and_far_below_a_call_that_works(cpu):
+    clock = WallClock(cpu)
+    numbers = list(range(20_000))
+    empty = floor(clock, samples=9, calls=500)
+    assert 0 < empty < clock.sample(lambda: sum(numbers), 20) / 10
+
+
+def test_the_floor_is_the_median_of_its_samples():
+    class Listed:
+        name = "listed"
+        times = iter((9.0, 3.0, 1.0, 2.0, 100.0, 2.5))
+
+        def sample(self, call: Callable, calls: int) -> float:
+            assert (call(), calls) == (None, 7)
+            return next(self.times)
+
+    assert floor(Listed(), samples=5, calls=7) == 2.5
+
+
+@pytest.fixture
+def small_buffers(monkeypatch) -> int:
+    size = (1 << 16) + 13
+    monkeypatch.setattr(bandwidth, "_CPU_BYTES", size)
+    return size
+
+
+def test_the_best_copy_is_taken_and_named(monkeypatch, cpu, small_buffers):
+    now = SimpleNamespace(ns=0)
+    made = Counter()
+
+    def copy(how: str, *times_ns: int) -> tuple[str, Callable]:
+        left = itertools.cycle(times_ns)
+
+        def call() -> None:
+            made[how] += 1
+            now.ns += next(left)
+
+        return how, call
+
+    copies = [copy("first", 4000), copy("best", 9000, 2000, 5000), copy("last", 3000)]
+    monkeypatch.setattr(bandwidth, "_copies", lambda *_: iter(copies))
+    monkeypatch.setattr(bandwidth, "time", SimpleNamespace(perf_counter_ns=lambda: now.ns))
+    best = bandwidth.measure_copy_bandwidth(cpu)
+    assert best.how == "best"
+    assert best.nbytes == 2 * small_buffers
+    assert best.bytes_per_s == pytest.approx(2 * small_buffers / 2e-6)
+    assert len(set(made.values())) == 1
+    assert made["best"] > 1
+
+
+def test_every_copy_copies_every_byte(monkeypatch, cpu):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    source = torch.arange(10_007).to(torch.uint8)
+    target = torch.empty_like(source)
+    hows = []
+    with bandwidth.ThreadPoolExecutor(3) as pool:
+        for how, copy in bandwidth._copies(target, source, pool):
+            target.zero_()
+            copy()
+            assert torch.equal(target, source)
+            hows.append(how)
+    assert cpu == source.device
+    assert hows == ["torch copy_", "memmove, 1 thread(s)", "memmove, 3 thread(s)"]
+
+
+def test_a_real_copy_has_a_bandwidth(cpu, small_buffers):
+    best = bandwidth.measure_copy_bandwidth(cpu)
+    assert best.bytes_per_s > 0
+    assert best.nbytes == 2 * small_buffers
+    assert best.how.startswith(("torch copy_", "memmove"))
+
+
+def test_the_buffers_leave_room_where_memory_is_short(monkeypatch, cpu, small_buffers):
+    monkeypatch.setattr(bandwidth.devices, "free_bytes", lambda _: 8000)
+    best = bandwidth.measure_copy_bandwidth(cpu)
+    assert best.nbytes == 2 * 1000 < 2 * small_buffers
