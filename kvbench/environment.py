@@ -11,6 +11,7 @@ import psutil
 import torch
 
 import kvbench
+from kvbench.diagnosis_gpu import gpu_facts
 from kvbench.results import Environment
 
 _CPU = Path("/sys/devices/system/cpu/cpu0")
@@ -88,4 +89,5 @@ def fingerprint(device: torch.device) -> Environment:
         device_name=cpu if properties is None else str(properties.name),
         device_memory_bytes=None if properties is None else int(properties.total_memory),
         device_runtime=None if on_cpu else _runtime(),
+        gpu=gpu_facts(str(device)),
     )

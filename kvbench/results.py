@@ -149,6 +149,8 @@ class Environment:
     device_memory_bytes: int | None
     device_runtime: str | None
     """The runtime that torch was built for, as "CUDA 13.0"; None on a CPU."""
+    gpu: dict[str, str | int | float | None]
+    """What NVML says of the GPU: driver, UUID, clocks, power limit, ECC, MIG; empty on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

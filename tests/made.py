@@ -107,6 +107,7 @@ def environment(**fields) -> Environment:
             "device_name": "Made CPU",
             "device_memory_bytes": None,
             "device_runtime": None,
+            "gpu": {},
             **fields,
         }
     )
