@@ -202,14 +202,33 @@ def test_a_collector_that_was_off_stays_off(clock):
     assert not gc.isenabled()
 
 
-@given(st.floats(1e-9, 1.0), st.floats(1e-5, 1e-2))
-def test_calls_fill_a_sample_and_little_more(seconds_per_call, sample_seconds):
+durations_s = st.floats(1e-9, 1.0)
+
+
+@given(durations_s, st.floats(1e-5, 1e-2))
+def test_calls_fill_a_sample_and_less_than_two(seconds_per_call, sample_seconds):
+    clock = SimulatedClock()
+    calls = calls_for(clock, clock.subject(seconds_per_call), sample_seconds)
+    assert calls.bit_count() == 1
+    assert calls * seconds_per_call >= sample_seconds
+    assert calls == 1 or calls / 2 * seconds_per_call < sample_seconds
+
+
+@given(durations_s, st.integers(1, 2000))
+def test_no_sample_has_more_calls_than_its_clock_takes(seconds_per_call, most):
     clock = SimulatedClock()
     call = clock.subject(seconds_per_call)
-    calls = calls_for(clock, call, sample_seconds)
-    assert calls * seconds_per_call >= sample_seconds
-    assert calls == 1 or calls * seconds_per_call <= 1.1 * sample_seconds + seconds_per_call * 1.01
-    assert len(clock.taken) <= 10
+    calls = calls_for(clock, call, 5e-4, most)
+    assert calls == min(calls_for(clock, call, 5e-4), most)
+    assert calls_for(clock, call, 1e-9, most) == 1
+
+
+@given(durations_s, st.floats(2, 1000))
+def test_a_hiccup_does_not_shorten_a_sample(seconds_per_call, longer):
+    clock = SimulatedClock()
+    steady = clock.subject(seconds_per_call)
+    hiccups = clock.subject(seconds_per_call, seconds_per_call * longer, seconds_per_call)
+    assert calls_for(clock, hiccups, 5e-4) == calls_for(clock, steady, 5e-4)
 
 
 @given(st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=20))

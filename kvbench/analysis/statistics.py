@@ -58,17 +58,24 @@ def median_interval(
 
 
 def ratio_interval(
-    numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0
+    numerators: Sequence[float], denominators: Sequence[float], *, confidence: float = CONFIDENCE
 ) -> Estimate:
-    """The median of the ratios within each round, with its interval.
+    """The median of the ratios within each round, with its exact interval.
 
     Two strategies sampled in the same round met the same machine; the ratio of their medians would
-    mix rounds.
+    mix rounds. The interval is that of the quantile test (a sign test turned round): whatever the
+    ratios' distribution, it misses the median at most as often as it says. A bootstrap of 40 ratios
+    misses 5 to 6 times in 100. With fewer than 6 rounds no such interval exists, and the range of
+    all ratios is given.
 
     Args:
         numerators: Samples of one strategy, one per round.
         denominators: Samples of the other, of the same rounds.
-        seed: Of the resampling.
+        confidence: Of the interval.
     """
     ratios = np.asarray(numerators, dtype=np.float64) / np.asarray(denominators, dtype=np.float64)
-    return median_interval(ratios, seed=seed)
+    median = float(np.median(ratios))
+    test = stats.quantile_test(ratios, q=median, p=0.5)
+    interval = test.confidence_interval(confidence)
+    ends = np.where(np.isfinite(interval), interval, [ratios.min(), ratios.max()])
+    return Estimate(median, float(ends[0]), float(ends[1]))

@@ -19,6 +19,7 @@ from kvbench.timing.clocks import Clock
 K = TypeVar("K", bound=Hashable)
 
 _CHECKED_ROUNDS_GROWTH = 1.4
+_READINGS = 3
 _RESAMPLES_WHILE_SAMPLING = 499
 
 
@@ -61,14 +62,20 @@ class SubjectError(Exception):
 def calls_for(
     clock: Clock, call: Callable[[], object], sample_seconds: float, most: int | None = None
 ) -> int:
-    """The calls that fill a sample, but no more than `most`; finding them warms the call up."""
+    """The calls that fill a sample, a power of two but no more than `most`.
+
+    Two strategies that are equally fast must get equally long samples: the median of longer ones
+    holds more of the machine's hiccups, and the two would seem to differ. So the number is coarse,
+    and taken from the shortest of several readings. Finding it warms the call up.
+    """
+    clock.sample(call, 1)
     calls = 1
-    while True:
-        elapsed = clock.sample(call, calls) * calls
-        if elapsed >= sample_seconds or calls == most:
-            return calls
-        grown = math.ceil(calls * 1.1 * sample_seconds / max(elapsed, 1e-9))
-        calls = min(grown, calls * 10, most or grown)
+    while calls != most:
+        shortest = min(clock.sample(call, calls) for _ in range(_READINGS)) * calls
+        if shortest >= sample_seconds:
+            break
+        calls = min(calls * 2, most or calls * 2)
+    return calls
 
 
 def sample_rounds(
