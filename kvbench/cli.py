@@ -23,7 +23,7 @@ from kvbench.results import CacheState
 from kvbench.store import PLOTS_FOLDER, Run, claim, load
 from kvbench.units import format_duration
 
-if TYPE_CHECKING:  # imported where needed: `kvbench --help` and `list` should not wait for torch
+if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for torch
     import pandas as pd
     import torch
 
@@ -170,6 +170,11 @@ def run(
         clocks=_clocks(target, clock_names),
         cache=cache,
     )
+    if not plan.cases:
+        raise InputError(
+            "nothing to measure: none of these strategies does any of these cases' ops; "
+            f"expected strategies of: {', '.join(sorted({case.op for case in cases}))}"
+        )
     folder = out or _new_folder(target)
     claim(folder)
     _say(

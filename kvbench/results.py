@@ -50,7 +50,8 @@ class Measurement:
     """The time of one call, and everything needed to judge it.
 
     Raises:
-        InputError: A time is not a finite positive number, or there is none.
+        InputError: A time is not a finite positive number, there is none, or the median lies
+            outside its interval.
     """
 
     samples_s: tuple[float, ...]
@@ -85,6 +86,13 @@ class Measurement:
         for time in times:
             if not (math.isfinite(time) and time > 0):
                 raise InputError(f"time {time!r} s: expected a finite number above 0")
+        if not self.low_s <= self.median_s <= self.high_s:
+            raise InputError(
+                f"median_s={self.median_s!r}: expected it within its interval, "
+                f"{self.low_s!r} to {self.high_s!r}"
+            )
+        if self.calls_per_sample < 1:
+            raise InputError(f"calls_per_sample={self.calls_per_sample!r}: expected 1 or more")
 
     @property
     def resolved(self) -> bool:

@@ -608,3 +608,56 @@ def test_the_installed_command_works(tmp_path):
     assert (ended.code, ended.err) == (0, "")
     assert "1 cases on cpu" in ended.out
     assert contents(tmp_path) == {}
+
+
+def test_a_sweep_of_no_cases_is_refused_and_leaves_nothing(kvbench_, tmp_path):
+    folder = tmp_path / "run"
+    ended = kvbench_("run", "-a", "op=read", "-s", "write.loop", "-o", folder)
+    assert ended.code == 2
+    assert "nothing to measure" in ended.err
+    assert "expected strategies of: read" in ended.err
+    assert not folder.exists()
+
+
+def test_a_run_is_explained_and_held_against_the_claims(kvbench_, tmp_path):
+    folder = tmp_path / "run"
+    axes = ("-a", "seq_len=1:64:*2", "-a", "num_kv_heads=1,4", "-a", "op=write")
+    options = ("-s", "write.*", "-o", folder, "--cell-seconds", "0.002")
+    assert kvbench_("run", *axes, *options).code == 0
+    explained = kvbench_("fit", folder)
+    assert (explained.code, explained.err) == (0, "")
+    assert "write: time = a + b x launches + bytes / bandwidth" in explained.out
+    assert "from which seq_len on the first beats the second" in explained.out
+    told = kvbench_("claims", folder, "--markdown")
+    assert (told.code, told.err) == (0, "")
+    assert "| “no extra copy” |" in told.out
+
+
+def test_the_doctor_says_what_it_found_and_runs_the_trial(kvbench_):
+    ended = kvbench_("doctor", "--calibrate", "2")
+    assert ended.code in {0, 1}  # whether this machine passes is not what is tested
+    assert ended.err == ""
+    for title in ("This machine", "Floors: an empty call", "A/A trial"):
+        assert title in ended.out
+    assert "of 2 (" in ended.out
+
+
+@pytest.mark.parametrize("cache", ["cold", "rotated"])
+def test_caches_can_be_cold_and_the_rows_say_so(kvbench_, tmp_path, cache):
+    folder = tmp_path / "run"
+    # 16 MiB a call: a rotation over four times any cache here needs few copies.
+    axes = ("-a", "seq_len=1024", "-a", "num_kv_heads=32", "-a", "op=write")
+    options = ("--cache", cache, "-o", folder, "--cell-seconds", "0.002")
+    ended = kvbench_("run", *axes, "-s", "write.slot_mapping", *options)
+    assert (ended.code, ended.err) == (0, "")
+    rows = load(folder).results
+    assert {row.cache for row in rows} == {cache}
+    assert all(f"--cache {cache}" in row.repro for row in rows)
+    if cache == "cold":
+        assert {row.measurement.calls_per_sample for row in rows} == {1}
+
+
+def test_a_clock_that_the_device_does_not_have_is_refused(kvbench_, tmp_path):
+    ended = kvbench_("run", "--clock", "grph", "-o", tmp_path / "run", "--device", "cpu")
+    assert ended.code == 2
+    assert "unknown clock of cpu: 'grph'" in ended.err

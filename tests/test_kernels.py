@@ -1,6 +1,7 @@
 """The Triton kernels: through the interpreter on any strides, and compiled without a GPU."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -505,3 +506,33 @@ def test_compiled_products_with_strides_are_64_bit(compiled):
         line for line in products if "i64" not in line and not line.startswith("%element")
     ] == []
     assert len(products) > 8
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"value": torch.zeros(3, 2, 5)}, "value's shape is (3, 2, 5); expected (3, 2, 4)"),
+        ({"key": torch.zeros(3, 2, 4).half()}, "value's dtype is torch.float32; expected torch.f"),
+        ({"key_pool": torch.zeros(2, 4, 3, 4)}, "value_pool's shape is (2, 4, 2, 4); expected"),
+        ({"slot_mapping": torch.zeros(4, dtype=torch.int64)}, "4 slots; expected up to 3"),
+    ],
+)
+def test_operands_that_do_not_go_together_are_refused(broken, message):
+    operands = {
+        "key": torch.zeros(3, 2, 4),
+        "value": torch.zeros(3, 2, 4),
+        "key_pool": torch.zeros(2, 4, 2, 4),
+        "value_pool": torch.zeros(2, 4, 2, 4),
+        "slot_mapping": torch.arange(3),
+    }
+    with pytest.raises(ValueError, match=re.escape(message)):
+        scatter_kv(**operands | broken)
+
+
+def test_a_slot_mapping_with_a_stride_is_read_by_it():
+    key, pool = torch.randn(3, 1, 4), torch.zeros(2, 4, 1, 4)
+    value_pool = pool.clone()
+    slots = torch.tensor([6, 0, 1, 0, 3, 0])[::2]
+    scatter_kv(key, key, pool, value_pool, slots)
+    assert torch.equal(pool.view(8, 1, 4)[[6, 1, 3]], key)
+    assert int((pool.view(8, 4).abs().sum(1) > 0).sum()) == 3

@@ -1,5 +1,6 @@
 """The oracle: what each op means, and that a strategy that is wrong in any way is caught."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -499,3 +500,24 @@ def test_any_one_bit_that_a_read_gets_wrong_is_caught(case, data):
         return key, value
 
     assert check(Toy("read", run), workload).startswith(f"{target} ")
+
+
+def test_a_prepare_that_writes_to_the_pool_is_caught():
+    class Eager(Toy):
+        def prepare(self, workload):
+            workload.value_pool[0, 0] = 0
+
+    found = check(Eager("write", nothing), build(WRITE, CPU))
+    assert found == "prepare changed value_pool; expected it to leave tensors alone"
+
+
+def test_a_read_that_returns_the_pool_itself_is_caught():
+    # One full block read from its start is a view of the right bits: no byte was moved.
+    case = dataclasses.replace(READ, seq_len=4, start_pos=0)
+
+    def view(workload):
+        block = workload.block_tables[0][0]
+        return workload.key_pool[block], workload.value_pool[block]
+
+    found = check(Toy("read", view), build(case, CPU))
+    assert found == "K is a view of key_pool; expected rows of its own from a read"

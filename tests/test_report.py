@@ -512,3 +512,18 @@ def test_a_terminal_gets_a_bar_that_counts_cases():
             text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
             assert f"{done}/3" in text
             assert "write [8]" in text
+
+
+def test_a_bar_in_a_cell_stays_in_it():
+    table = Table("T", ("a|b", "c"), (("K || V", "1"),))
+    header, _, row = table.markdown().splitlines()[2:]
+    assert header == "| a\\|b | c |"
+    assert row == "| K \\|\\| V | 1 |"
+
+
+def test_of_groups_of_one_size_the_usual_one_is_the_main_one():
+    odd = sweep_rows(dtype="fp32")
+    usual = sweep_rows(dtype="bf16")
+    for rows in (odd + usual, usual + odd):
+        names = [page.name for page in pages(to_frame(rows))]
+        assert names == ["", "dtype-fp32"]

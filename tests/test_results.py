@@ -84,6 +84,7 @@ def round_trip(value):
 @given(cases(), st.lists(times_s, min_size=1), st.tuples(times_s, times_s, times_s, times_s))
 def test_a_timed_row_survives_json_to_the_last_bit(case, samples, others):
     median_s, low_s, high_s, floor_s = others
+    low_s, median_s, high_s = sorted((low_s, median_s, high_s))
     timed = measurement(samples, median_s=median_s, low_s=low_s, high_s=high_s, floor_s=floor_s)
     row = dataclasses.replace(result(), case=case, measurement=timed)
     back = round_trip(row)
@@ -103,3 +104,13 @@ def test_what_holds_for_a_run_survives_json(preset):
     info = run_info(preset=preset, floors_s={"wall": 1 / 3})
     assert round_trip(info) == info
     assert isinstance(round_trip(info), RunInfo)
+
+
+def test_a_median_outside_its_interval_is_refused():
+    with pytest.raises(InputError, match="expected it within its interval"):
+        measurement(median_s=2e-5, low_s=1e-5, high_s=1.5e-5)
+
+
+def test_a_sample_of_no_calls_is_refused():
+    with pytest.raises(InputError, match="calls_per_sample=0"):
+        measurement(calls_per_sample=0)

@@ -357,3 +357,11 @@ def test_the_error_of_a_file_names_the_file(tmp_path):
 def test_a_folder_is_no_strategy_file(tmp_path):
     with pytest.raises(InputError, match="expected a Python file"):
         registry.load_file(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["loop", "write.", "read.loop2", "writes.loop"])
+def test_a_name_that_is_not_its_ops_is_refused(name, monkeypatch):
+    monkeypatch.setattr(registry, "_STRATEGIES", dict(registry._STRATEGIES))
+    cls = type("Named", (Strategy,), {"name": name, "op": "write", "summary": "", "run": print})
+    with pytest.raises(InputError, match=r"begins with 'write\.'"):
+        registry.register(cls)

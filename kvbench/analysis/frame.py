@@ -9,6 +9,7 @@ from kvbench.cases import Case
 from kvbench.results import LaunchCounts, Measurement, Result
 
 CASE_FIELDS = tuple(f.name for f in dataclasses.fields(Case))
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
 _MEASUREMENT_FIELDS = tuple(f.name for f in dataclasses.fields(Measurement))
 _COLUMNS = (
     *CASE_FIELDS,
@@ -88,6 +89,8 @@ def groups(
 ) -> list[tuple[dict[str, object], pd.DataFrame]]:
     """Rows grouped by every case field but the `free` ones, the group with most rows first.
 
+    Of groups of one size the one nearest to a case's defaults is first, whatever the rows' order.
+
     num_heads follows num_kv_heads in most sweeps: what is held is the query heads per KV head.
 
     Returns:
@@ -99,4 +102,10 @@ def groups(
         (dict(zip(fixed, key, strict=True)), rows)
         for key, rows in frame.groupby(fixed, sort=False, observed=True)
     ]
-    return sorted(found, key=lambda group: -len(group[1]))
+
+    def place(group: tuple[dict[str, object], pd.DataFrame]) -> tuple[int, int, str]:
+        shared, rows = group
+        unusual = sum(_DEFAULTS.get(name, value) != value for name, value in shared.items())
+        return -len(rows), unusual, str(shared)
+
+    return sorted(found, key=place)

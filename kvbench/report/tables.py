@@ -43,7 +43,9 @@ class Table:
     def markdown(self) -> str:
         """For a document."""
         rule = ["---:" if numeric else "---" for numeric in self._numeric()]
-        lines = [f"| {' | '.join(row)} |" for row in (self.header, rule, *self.rows)]
+        escaped = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
+        escaped.insert(1, rule)
+        lines = [f"| {' | '.join(row)} |" for row in escaped]
         return "\n".join([f"**{self.title}**", "", *lines])
 
     def _numeric(self) -> list[bool]:

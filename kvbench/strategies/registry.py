@@ -22,10 +22,12 @@ def register(cls: type[Strategy]) -> type[Strategy]:
     """Class decorator: make a strategy known by its name.
 
     Raises:
-        InputError: The name is taken, or the op is none.
+        InputError: The name is taken or isn't the op's, or the op is none.
     """
     if cls.op not in OPS:
         raise unknown(f"op of strategy {cls.name!r}:", cls.op, OPS)
+    if not cls.name.startswith(f"{cls.op}.") or cls.name == f"{cls.op}.":
+        raise InputError(f"strategy {cls.name!r}: expected a name that begins with '{cls.op}.'")
     if cls.name in _STRATEGIES:
         raise InputError(f"strategy {cls.name!r} is registered twice; expected a unique name")
     _STRATEGIES[cls.name] = cls()

@@ -53,21 +53,28 @@ class Bench:
     accelerator: Accelerator | None = None
     """What launches are counted with; None on a CPU, where they are predicted."""
 
+    def options(self) -> tuple[str, ...]:
+        """The options of `kvbench run` that give these limits."""
+        return (
+            *("--cache", self.cache),
+            *("--cell-seconds", f"{self.rule.cell_seconds:g}"),
+            *("--call-budget", f"{self.call_budget_s:g}"),
+        )
+
 
 def one_line(error: BaseException) -> str:
     """An exception's type and message, for a row."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def repro(case: Case, strategy: Strategy, device: torch.device, cache: CacheState = "hot") -> str:
-    """The command that measures one strategy in one case again."""
+def repro(case: Case, strategy: Strategy, device: torch.device, options: Iterable[str] = ()) -> str:
+    """The command that measures one strategy in one case again, with further options."""
     words = [word for name, value in case.fields().items() for word in ("-a", f"{name}={value}")]
     words += ["-s", strategy.name, "--device", str(device)]
     file = file_of(strategy)
     if file is not None:
         words += ["--load", str(file)]
-    if cache != "hot":
-        words += ["--cache", cache]
+    words += options
     return shlex.join(["kvbench", "run", *words])
 
 
@@ -87,8 +94,12 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
         reason = f"needs {format_bytes(needed)}; {format_bytes(free)} are free on {bench.device}"
         return [_refusal(case, s, bench, "does not fit", reason) for s in candidates]
 
+    try:
+        workload = build(case, bench.device)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return [_refusal(case, s, bench, "does not fit", one_line(error)) for s in candidates]
+
     rows: list[Result] = []
-    workload = build(case, bench.device)
     timed: list[Strategy] = []
     for strategy in candidates:
         try:
@@ -122,7 +133,7 @@ def _refusal(case: Case, strategy: Strategy, bench: Bench, status: Status, reaso
         reason=reason,
         # Predicting runs the strategy: not one that is wrong, or that would take too long.
         launches=predicted(strategy, case, "run") if status == "checked" else None,
-        repro=repro(case, strategy, bench.device, bench.cache),
+        repro=repro(case, strategy, bench.device, bench.options()),
     )
 
 
@@ -270,7 +281,7 @@ def _row(
         reason=reason,
         measurement=measurement,
         launches=launches,
-        repro=repro(case, strategy, bench.device, bench.cache),
+        repro=repro(case, strategy, bench.device, bench.options()),
     )
 
 
