@@ -287,13 +287,14 @@ def rank(folder: Path, layers: int | None, *, markdown: bool) -> None:
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 def fit(folder: Path, *, markdown: bool) -> None:
     """Explain a run: µs per call and per launch, GB/s, what bounds each cell, and crossovers."""
-    from kvbench.report.explain import crossover_table, fit_table, verdict_table
+    from kvbench.report.explain import crossover_table, fit_table, refusals_table, verdict_table
 
     done = _load(folder)
     frame = _frame(done)
     for op in OPS:
         for table in (
             fit_table(frame, op),
+            refusals_table(frame, op),
             crossover_table(frame, op),
             verdict_table(frame, op),
         ):

@@ -9,7 +9,7 @@ from kvbench.analysis.fit import Fit, fit_run
 from kvbench.analysis.frame import to_frame
 from kvbench.analysis.verdict import cpu_verdicts, device_verdicts
 from kvbench.report.claims import claims_table
-from kvbench.report.explain import crossover_table, fit_table, verdict_table
+from kvbench.report.explain import crossover_table, fit_table, refusals_table, verdict_table
 
 CALL_S, LAUNCH_S, BANDWIDTH = 2e-5, 5e-6, 2e10
 SIZES = (1, 8, 64, 512, 4096)
@@ -105,7 +105,11 @@ def test_what_cannot_be_identified_is_refused_in_the_table():
     more = [r for n in (2, 4) for r in model_rows(sizes=(n,)) if r.case.num_kv_heads == 8]
     frame = to_frame(rows + [r for r in more if r.strategy == "write.loop"])
     (line,) = fit_table(frame, "write").rows
-    assert line[1].startswith("refused: launches and bytes grow together")
+    assert line[1:4] == ("refused",) * 3
+    ((name, reason),) = refusals_table(frame, "write").rows
+    assert name == "write.loop"
+    assert reason.startswith("launches and bytes grow together")
+    assert refusals_table(to_frame(model_rows()), "write") is None
 
 
 def test_an_unresolved_time_is_marked():

@@ -27,7 +27,7 @@ def _bandwidth(term: Term | None) -> str:
 
 def _fit_line(fit: Fit | Refusal) -> tuple[str, ...]:
     if isinstance(fit, Refusal):
-        return (fit.name, f"refused: {fit.reason}", *[MISSING] * 5, str(fit.cells))
+        return (fit.name, *["refused"] * 3, *[MISSING] * 3, str(fit.cells))
     call = _seconds(fit.per_call_s)
     if fit.overhead_s is not None:
         call = f"a + b: {_seconds(fit.overhead_s)}"
@@ -61,6 +61,18 @@ def fit_table(frame: pd.DataFrame, op: str) -> Table | None:
             "cells",
         ),
         tuple(map(_fit_line, fits)),
+    )
+
+
+def refusals_table(frame: pd.DataFrame, op: str) -> Table | None:
+    """The strategies that the run can't fit, and why; None if it fits all."""
+    refused = [fit for fit in fit_run(frame, op) if isinstance(fit, Refusal)]
+    if not refused:
+        return None
+    return Table(
+        f"{op}: not fitted",
+        ("strategy", "because"),
+        tuple((refusal.name, refusal.reason) for refusal in refused),
     )
 
 

@@ -25,13 +25,13 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
     )
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     with styled():
-        figure, panels = make_panels(page, f"Speed-up over {reference}: {op}", footnote)
+        figure, panels = make_panels(page, f"{op}: speed-up over {reference}", footnote)
         drawn = []
         for panel, block, heads in panels:
             rows = page.rows[
                 (page.rows["block_size"] == block) & (page.rows["num_kv_heads"] == heads)
             ]
-            panel.axhline(1, color=colour(reference), linewidth=1.6)
+            panel.plot([seq_lens[0], seq_lens[-1]], [1, 1], color=colour(reference))
             ends = [(float(seq_lens[-1]), 1.0, f"{reference} = 1", colour(reference))]
             others = rows[rows["strategy"] != reference].groupby("strategy", sort=True)
             ends += [_draw_line(panel, str(name), line) for name, line in others]
