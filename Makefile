@@ -45,12 +45,12 @@ check: $(READY) ## Lint, format, types, import rules, generated parts of the doc
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache > .venv/lint-imports.log || { cat .venv/lint-imports.log; false; }
-	@$(BIN)/cog --check --check-fail-msg='run `make docs`' -P README.md
+	@$(BIN)/cog --check --check-fail-msg="run: make docs" README.md
 
 .PHONY: docs
 docs: $(READY) ## Generate the tables of the docs and the plots of the committed runs anew
 	@for run in results/reference-*; do $(BIN)/kvbench plot $$run; done
-	@$(BIN)/cog -r -P README.md
+	@$(BIN)/cog -r README.md
 
 .PHONY: format
 format: $(READY) ## Format and fix what can be fixed
