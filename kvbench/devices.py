@@ -5,13 +5,15 @@ import torch
 
 from kvbench.errors import InputError
 
+_KINDS = ("cuda", "xpu")
+"""Accelerators with the events, profiler and memory figures that are needed; ROCm is "cuda"."""
+
 
 def available() -> tuple[str, ...]:
     """The devices that tensors can live on here, accelerators first."""
     accelerators: list[str] = []
-    if torch.accelerator.is_available():
-        kind = torch.accelerator.current_accelerator()
-        assert kind is not None  # noqa: S101 - is_available says so
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is not None and kind.type in _KINDS:
         accelerators = [f"{kind.type}:{i}" for i in range(torch.accelerator.device_count())]
     return (*accelerators, "cpu")
 
@@ -31,7 +33,11 @@ def resolve(name: str) -> torch.device:
             f"device {name!r} is not here (torch {torch.__version__}); "
             f"expected one of: {', '.join(known)}"
         )
-    return torch.device(wanted)
+    device = torch.device(wanted)
+    if device.type != "cpu":
+        # Triton, events and graph capture work on the current device, whatever the tensors say.
+        torch.accelerator.set_device_index(device.index)
+    return device
 
 
 def synchronize(device: torch.device) -> None:

@@ -67,11 +67,13 @@ def fingerprint(device: torch.device) -> Environment:
     cpu = str(cpuinfo.get_cpu_info().get("brand_raw") or platform.processor() or "unknown")
     on_cpu = device.type == "cpu"
     properties = None if on_cpu else torch.get_device_module(device).get_device_properties(device)
-    commit = _git("rev-parse", "HEAD")
+    # Only if this very file is in it: a package may be installed inside another checkout.
+    ours = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
+    commit = _git("rev-parse", "HEAD") if ours else None
     return Environment(
         kvbench=kvbench.__version__,
         git_commit=commit,
-        git_dirty=None if commit is None else bool(_git("status", "--porcelain", "--", ".")),
+        git_dirty=None if commit is None else bool(_git("status", "--porcelain", "--", ":/")),
         python=platform.python_version(),
         torch=str(torch.__version__),  # a str subclass that no encoder knows
         triton=_installed("triton"),

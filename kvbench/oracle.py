@@ -81,6 +81,16 @@ def check(strategy: Strategy, workload: Workload, *, versions: tuple[int, ...] =
     return ""
 
 
+def recheck(strategy: Strategy, workload: Workload, prepared: object, version: int) -> str:
+    """Run a strategy once more with what it prepared earlier, and compare.
+
+    Returns:
+        "" if every bit is right, else the first mismatch, in words.
+    """
+    fill(workload, version)
+    return _check_run(strategy, workload, prepared)
+
+
 def _check_run(strategy: Strategy, workload: Workload, prepared: object) -> str:
     places = token_slots(workload)
     inputs = {"key": workload.key, "value": workload.value}

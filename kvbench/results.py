@@ -191,4 +191,7 @@ class RunInfo:
     copy_bandwidth: CopyBandwidth
     cache: CacheState
     floors_s: dict[str, float]
-    """Time of an empty call by each clock; of one empty launch by the clocks of a device."""
+    """Time of an empty call by each clock, in long samples; of one empty launch by the clocks of a
+    device. A row's own floor is for samples as long as its."""
+    launch_floor_s: float
+    """Wall time of one empty launch, in long samples; on a CPU, of the same op without one."""

@@ -128,6 +128,7 @@ def run_info(**fields) -> RunInfo:
             "environment": environment(),
             "copy_bandwidth": CopyBandwidth(bytes_per_s=12e9, nbytes=1 << 29, how="torch copy_"),
             "floors_s": {"wall": 3e-8},
+            "launch_floor_s": 2e-6,
             **fields,
         }
     )

@@ -203,7 +203,8 @@ def test_a_small_difference_that_every_round_shows_is_no_tie():
     assert found == {"write.indexing": 1, "write.loop": 0}
 
 
-def test_a_strategy_is_ranked_over_the_cases_it_was_timed_in():
+def test_strategies_are_ranked_over_the_cases_that_all_were_timed_in():
+    # A loop too slow for the large case gains nothing by missing it, nor does the other.
     rows = [
         row("write.loop", 1e-6, 1),
         row("write.indexing", 2e-6, 1),
@@ -212,7 +213,19 @@ def test_a_strategy_is_ranked_over_the_cases_it_was_timed_in():
     ]
     found = {s.strategy: s for s in rank(to_frame(rows), "write", layers=1)}
     assert found["write.loop"] == Standing("write.loop", 1, 1, 1.0, 1.0)
-    assert found["write.indexing"] == Standing("write.indexing", 2, 1, pytest.approx(2**0.5), 2.0)
+    assert found["write.indexing"] == Standing("write.indexing", 1, 0, 2.0, 2.0)
+
+
+def test_without_a_shared_case_each_is_ranked_over_its_own():
+    rows = [row("write.loop", 1e-6, 1), row("write.indexing", 3e-6, 8)]
+    found = {s.strategy: s.cases for s in rank(to_frame(rows), "write", layers=1)}
+    assert found == {"write.loop": 1, "write.indexing": 1}
+
+
+def test_a_step_whose_prepare_failed_has_no_cost():
+    failed = result("write.slot_mapping", phase="prepare", status="failed")
+    rows = [result("write.slot_mapping"), failed, result("write.loop")]
+    assert list(step_costs(to_frame(rows), 4)["strategy"]) == ["write.loop"]
 
 
 def test_a_strategy_that_was_never_timed_is_not_ranked():

@@ -7,6 +7,7 @@ import pytest
 from kvbench.analysis.calibration import Calibration, CellTrial
 from kvbench.analysis.statistics import Estimate
 from kvbench.cases import Case
+from kvbench.errors import InputError
 from kvbench.strategies import registry
 from kvbench.sweep.calibration import calibrate, slowed
 from kvbench.timing.clocks import WallClock
@@ -30,7 +31,6 @@ def test_false_alarms_and_misses_are_counted():
     )
     found = Calibration(trials)
     assert (found.false_alarms, len(found.long_enough), found.found) == (2, 4, 3)
-    assert not found.passed
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,24 @@ def test_the_limits_are_7_5_and_95_percent(alarms, misses, passed):
 
 def test_no_trial_passes_nothing():
     assert not Calibration(()).passed
+    assert not Calibration((cell(median_s=1e-6),)).passed
+
+
+def test_over_few_cells_only_what_chance_would_hardly_do_is_a_fault():
+    # Of 24 cells without any difference 2 false alarms are nothing unusual, 6 are.
+    calm = [cell() for _ in range(22)]
+    assert Calibration((*calm, *[cell(same=ABOVE_ONE)] * 2)).passed
+    assert Calibration((*calm, *[cell(same=ABOVE_ONE)] * 6)).faults() == (
+        "differences are seen where there are none",
+    )
+    assert Calibration((*calm, *[cell(slow=INCLUDES_ONE)] * 6)).faults() == (
+        "differences of 10% are missed",
+    )
+
+
+def test_more_cells_than_there_are_are_refused(cpu):
+    with pytest.raises(InputError, match="cells: expected up to"):
+        calibrate(registry.all_strategies(), WallClock(cpu), cpu, 10**6, print)
 
 
 def test_a_slowed_copy_takes_at_least_that_much_longer_and_gives_the_same():

@@ -17,10 +17,17 @@ from kvbench.timing.clocks import (
     EventClock,
     GraphClock,
     WallClock,
+    _device_clock,
     clocks_for,
     empty_launch,
     floors,
 )
+
+
+def launches(kernels, synchronizations=0):
+    return LaunchCounts(
+        kernels=kernels, memcpys=0, synchronizations=synchronizations, source="predicted"
+    )
 
 
 class Simulated:
@@ -104,12 +111,40 @@ def test_the_enqueue_clock_does_not_time_the_wait():
 
 def test_a_queue_is_never_filled():
     clock = EnqueueClock(Simulated())
-    assert clock.most_calls(7) * 7 <= QUEUE_LAUNCHES
-    assert clock.most_calls(QUEUE_LAUNCHES) == 1
-    full = LaunchCounts(kernels=1024, memcpys=0, synchronizations=0, source="predicted")
-    assert "would fill the queue" in clock.refuses(full)
-    fits = LaunchCounts(kernels=6, memcpys=1, synchronizations=1, source="predicted")
-    assert clock.refuses(fits) is None
+    assert clock.most_calls(launches(7)) * 7 <= QUEUE_LAUNCHES
+    assert clock.most_calls(launches(QUEUE_LAUNCHES)) == 1
+    assert "would fill the queue" in clock.refuses(launches(1024))
+    assert clock.refuses(launches(7)) is None
+
+
+def test_a_call_that_waits_or_is_not_known_is_enqueued_alone():
+    # A second call would wait for the work of the first.
+    clock = EnqueueClock(Simulated())
+    assert clock.most_calls(launches(7, synchronizations=1)) == 1
+    assert clock.most_calls(None) == 1
+
+
+def test_a_trace_is_kept_short():
+    clock = DeviceClock(Simulated())
+    assert clock.most_calls(launches(7)) * 7 <= QUEUE_LAUNCHES
+    assert "32,768 launches" in clock.refuses(launches(32768))
+    assert clock.refuses(launches(1024)) is None
+
+
+def test_a_graph_has_whole_graphs_of_calls():
+    assert GraphClock(Simulated()).least_calls == CALLS_PER_GRAPH
+
+
+def test_where_the_profiler_sees_nothing_events_stand_in(monkeypatch, cpu):
+    class Blind(Simulated):
+        def profile(self, call):
+            call()
+            return Trace((), 0)
+
+    assert _device_clock(cpu, Blind()).name == "events"
+    seeing = Simulated()
+    monkeypatch.setattr("kvbench.timing.clocks.empty_launch", lambda _: seeing.call)
+    assert _device_clock(cpu, seeing).name == "device"
 
 
 def test_a_graph_is_captured_once_per_call_and_replayed_whole():
@@ -144,8 +179,9 @@ def test_a_call_that_waits_cannot_be_captured():
 def test_a_cpu_has_the_wall_clock_alone(cpu):
     clocks = clocks_for(cpu)
     assert [clock.name for clock in clocks] == ["wall"]
-    found = floors(clocks, cpu, single_calls=False)
-    assert 0 < found["wall"] < floors(clocks, cpu, single_calls=True)["wall"]
+    found = floors(clocks, cpu)
+    assert list(found) == ["wall"]
+    assert 0 < found["wall"].call_s < found["wall"].at(1)
 
 
 def test_an_empty_call_measures_as_a_bare_loop_does(cpu):

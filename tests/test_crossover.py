@@ -39,6 +39,14 @@ def test_one_that_is_always_or_never_faster_has_no_crossover(ratio, kind):
     assert (found.kind, found.seq_len, found.low, found.high) == (kind, None, None, None)
 
 
+def test_faster_by_the_medians_alone_is_not_always():
+    # At the first size it is a toss-up.
+    found = crossover("a", "b", SIZES, noisy([1.001, 2, 2, 2, 2, 2], 0.05, seed=3))
+    assert found.kind == "from"
+    assert found.low == 1
+    assert found.high > 1
+
+
 def test_an_interval_that_reaches_past_the_sizes_says_so():
     # The last size is a toss-up: in a share of the resamples it never wins for good.
     found = crossover("a", "b", SIZES, noisy([0.5, 0.5, 0.5, 0.5, 0.5, 1.005], 0.05))

@@ -154,3 +154,21 @@ def test_missing_launches_stay_missing():
     frame = to_frame([result("write.mine")])
     assert pd.isna(frame["launches"].iloc[0])
     assert frame["launches_source"].iloc[0] is None
+
+
+def test_what_bounds_a_call_on_a_device_is_told_from_its_clocks():
+    rows = []
+    for n in (1, 64, 4096):
+        times = {"wall": 1e-4, "enqueue": 9.5e-5, "device": 1e-5 if n < 4096 else 9.5e-5}
+        rows += [result("write.triton", (s,) * 5, clock=c, seq_len=n) for c, s in times.items()]
+    assert verdict_table(to_frame(rows), "write").rows == (
+        ("write.triton", "dispatch-bound", "seq_len 1 to 64"),
+        ("write.triton", "device-bound", "seq_len 4,096"),
+    )
+
+
+def test_claims_take_all_rows_from_one_setting():
+    # The loop was measured in another setting than most: its row is not held against theirs.
+    rows = [r for r in model_rows() if (r.strategy == "write.loop") == (r.case.num_kv_heads == 32)]
+    saved, _ = claims(rows)["“about 511 launches saved at seq_len 512”"]
+    assert saved == "not in this run"

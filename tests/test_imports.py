@@ -153,7 +153,7 @@ import torch
 from kvbench.cases import Case
 from kvbench.strategies import registry
 from kvbench.sweep.measure import Bench, measure_case
-from kvbench.timing.clocks import WallClock
+from kvbench.timing.clocks import Floor, WallClock
 from kvbench.timing.rounds import StoppingRule
 
 registry.load_builtin()
@@ -161,7 +161,7 @@ cpu = torch.device("cpu")
 bench = Bench(
     device=cpu,
     clocks=(WallClock(cpu),),
-    floors_s={"wall": 1e-8},
+    floors_s={"wall": Floor(0.0, 1e-8)},
     rule=StoppingRule(2, 2, 2),
     call_budget_s=1.0,
     copy_bytes_per_s=1e10,

@@ -156,7 +156,7 @@ def test_predicted_launches_are_what_the_profiler_counts(gpu):
         workload = build(case, gpu)
         for strategy in registry.all_strategies():
             if strategy.op == op:
-                seen = counted(strategy, workload, TorchAccelerator(gpu))
+                seen = counted(strategy, workload, "run", TorchAccelerator(gpu))
                 told = predicted(strategy, case, "run")
                 assert told is not None
                 assert seen.launches == told.launches, strategy.name

@@ -22,7 +22,7 @@ from kvbench.sweep import measure, runner
 from kvbench.sweep.measure import Bench, measure_case, repro
 from kvbench.sweep.runner import Plan, run_sweep
 from kvbench.timing import bandwidth
-from kvbench.timing.clocks import WallClock
+from kvbench.timing.clocks import Floor, WallClock
 from kvbench.timing.rounds import StoppingRule
 from kvbench.units import format_bytes
 from kvbench.workload import required_bytes
@@ -155,7 +155,7 @@ def bench(cpu) -> Bench:
     return Bench(
         device=cpu,
         clocks=(WallClock(cpu),),
-        floors_s={"wall": 3e-8},
+        floors_s={"wall": Floor(0.0, 3e-8)},
         rule=rule,
         call_budget_s=1.0,
         copy_bytes_per_s=1e10,

@@ -447,8 +447,8 @@ def test_what_was_not_timed_is_a_table_by_strategy_and_status():
     ]
     table = untimed_table(to_frame(rows))
     assert table.rows == (
-        ("write.loop", "over budget", "1", "[too] slow"),
-        ("write.triton", "checked", "2", "why 1"),
+        ("write.loop", "wall", "over budget", "1", "[too] slow"),
+        ("write.triton", "wall", "checked", "2", "why 1"),
     )
     assert untimed_table(to_frame([result()])) is None
 

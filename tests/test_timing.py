@@ -23,6 +23,8 @@ STEADY = StoppingRule(min_rounds=6, max_rounds=50, cell_seconds=10.0, sample_sec
 class SimulatedClock:
     """A clock in simulated time. Each subject has its own seconds per call, in turn."""
 
+    least_calls = 1
+
     name: str = "simulated"
     now_s: float = 0.0
     cycles: dict[Callable, itertools.cycle] = field(default_factory=dict)
@@ -243,6 +245,7 @@ def test_a_clock_too_coarse_for_one_call_still_fills_a_sample():
         """Ticks once a millisecond: a few calls of a microsecond take no time at all."""
 
         name = "coarse"
+        least_calls = 1
 
         def sample(self, call: Callable, calls: int) -> float:
             call()
@@ -283,20 +286,30 @@ def test_the_wall_clock_waits_for_the_device_before_it_starts_and_before_it_stop
 def test_the_floor_is_an_empty_call_and_far_below_a_call_that_works(cpu):
     clock = WallClock(cpu)
     numbers = list(range(20_000))
-    empty = floor(clock, samples=9, calls=500)
-    assert 0 < empty < clock.sample(lambda: sum(numbers), 20) / 10
+    empty = floor(clock, samples=9)
+    assert 0 < empty.call_s < clock.sample(lambda: sum(numbers), 20) / 10
+    # A sample of one call holds the readings whole, one of many shares them.
+    assert empty.at(1) > empty.at(1000) > empty.call_s
 
 
-def test_the_floor_is_the_median_of_its_samples():
+def test_the_floor_tells_a_sample_from_its_calls():
     class Listed:
         name = "listed"
-        times = iter((9.0, 3.0, 1.0, 2.0, 100.0, 2.5))
+        least_calls = 1
+
+        def __init__(self) -> None:
+            self.hiccups = itertools.cycle((0.0, 0.0, 5.0))
+
+        def most_calls(self, _: object) -> None:
+            return None
 
         def sample(self, call: Callable, calls: int) -> float:
-            assert (call(), calls) == (None, 7)
-            return next(self.times)
+            call()
+            return 2.0 + 300.0 / calls + next(self.hiccups)
 
-    assert floor(Listed(), samples=5, calls=7) == 2.5
+    found = floor(Listed(), samples=9)
+    assert (found.call_s, found.sample_s) == (pytest.approx(2.0), pytest.approx(300.0))
+    assert found.at(10) == pytest.approx(32.0)
 
 
 @pytest.fixture

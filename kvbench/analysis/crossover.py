@@ -21,7 +21,8 @@ class Crossover:
     strategy: str
     other: str
     kind: Literal["from", "always", "never"]
-    """"from": `strategy` is faster from seq_len on. "always", "never": at every size measured."""
+    """"from": `strategy` is faster from seq_len on. "always": at every size measured, in the whole
+    interval. "never": not at the largest size."""
     seq_len: float | None
     low: float | None
     """Lower end of the interval; the smallest size measured if the resamples go below it."""
@@ -51,8 +52,11 @@ def crossover(
     draws = np.sort([_last_crossing(sizes, np.log(row)) for row in resampled])
     tail = round((1 - CONFIDENCE) / 2 * _RESAMPLES)
     low, high = draws[tail], draws[-tail - 1]
-    if point == -np.inf:
+    if point == -np.inf and high == -np.inf:
         return Crossover(strategy, other, "always", None, None, None)
+    if point == -np.inf:
+        # Faster at every size by the medians, but not surely: from the first size, if at all there.
+        point = sizes[0]
     if point == np.inf:
         return Crossover(strategy, other, "never", None, None, None)
     first = float(seq_lens[0])

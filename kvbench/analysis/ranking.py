@@ -15,7 +15,7 @@ class Standing:
 
     strategy: str
     cases: int
-    """Cases it was timed in."""
+    """Cases that its figures are taken from."""
     fastest: int
     """Cases in which its step was the fastest, or the interval of the ratio includes 1."""
     slowdown: float
@@ -32,6 +32,11 @@ def step_costs(frame: pd.DataFrame, layers: int) -> pd.DataFrame:
     """
     keys = [*CASE_FIELDS, "strategy"]
     runs = timed(frame, "run")
+    failed = frame[(frame["phase"] == "prepare") & (frame["status"] != "ok")]
+    if not failed.empty:
+        # A step whose prepare isn't known has no cost: missing is missing, not 0.
+        unknown = pd.MultiIndex.from_frame(failed[keys])
+        runs = runs[~pd.MultiIndex.from_frame(runs[keys]).isin(unknown)]
     prepares = timed(frame, "prepare")[[*keys, "median_s", "samples_s"]]
     joined = runs.merge(prepares, on=keys, how="left", suffixes=("", "_prepare"))
     steps = []
@@ -49,12 +54,19 @@ def step_costs(frame: pd.DataFrame, layers: int) -> pd.DataFrame:
 def rank(frame: pd.DataFrame, op: str, layers: int) -> list[Standing]:
     """The strategies of an op, the one with the least slowdown first.
 
+    Means are over the cases in which all of them were timed, so that one that was too slow for the
+    large cases doesn't gain by missing them; over each one's own cases where there are none.
+
     Args:
         frame: Rows of a run.
         op: The op.
         layers: Layers of a step.
     """
     costs = step_costs(frame[frame["op"] == op], layers)
+    strategies = costs["strategy"].nunique()
+    shared = costs.groupby(list(CASE_FIELDS))["strategy"].transform("nunique") == strategies
+    if shared.any():
+        costs = costs[shared]
     ratios: dict[str, list[float]] = {}
     fastest: dict[str, int] = {}
     for _, case in costs.groupby(list(CASE_FIELDS), sort=False):

@@ -1,6 +1,7 @@
 """What `kvbench doctor` prints."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from kvbench.analysis.calibration import (
     LEAST_FOUND,
@@ -14,6 +15,24 @@ from kvbench.report.tables import Table
 from kvbench.units import format_seconds
 
 
+class Floor(Protocol):
+    """`timing.clocks.Floor`, by its meaning: this room knows no torch."""
+
+    @property
+    def sample_s(self) -> float:
+        """What a sample takes beyond its calls, in seconds."""
+        ...
+
+    @property
+    def call_s(self) -> float:
+        """What each call adds, in seconds."""
+        ...
+
+    def at(self, calls: int) -> float:
+        """Per call, in samples of so many calls."""
+        ...
+
+
 def findings_table(findings: Sequence[Finding]) -> Table:
     """What of the machine makes timings untrustworthy."""
     return Table(
@@ -23,14 +42,19 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     )
 
 
-def floors_table(floors_s: Mapping[str, float]) -> Table:
+def floors_table(floors: Mapping[str, Floor]) -> Table:
     """The least that each clock can tell."""
     return Table(
         "Floors: an empty call, by each clock",
-        ("clock", "floor", "resolves calls from"),
+        ("clock", "per call", "per sample", "one call resolved from"),
         tuple(
-            (name, format_seconds(floor), format_seconds(2 * floor))
-            for name, floor in floors_s.items()
+            (
+                name,
+                format_seconds(floor.call_s),
+                format_seconds(floor.sample_s),
+                format_seconds(2 * floor.at(1)),
+            )
+            for name, floor in floors.items()
         ),
     )
 

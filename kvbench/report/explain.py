@@ -1,12 +1,13 @@
 """Tables that explain a run: the fitted model, what bounds each cell, the crossovers."""
 
+import itertools
 import math
 
 import pandas as pd
 
 from kvbench.analysis.crossover import Crossover, crossovers
 from kvbench.analysis.fit import Fit, Refusal, Term, fit_run
-from kvbench.analysis.frame import groups, timed
+from kvbench.analysis.frame import CASE_FIELDS, groups, timed
 from kvbench.analysis.verdict import LEAST_R_SQUARED, cpu_verdicts, device_verdicts
 from kvbench.report.tables import MISSING, Table
 from kvbench.units import format_seconds_interval, significant
@@ -15,6 +16,8 @@ from kvbench.units import format_seconds_interval, significant
 def _seconds(term: Term | None) -> str:
     if term is None:
         return MISSING
+    if term.value == term.high == 0:
+        return "0, at its bound"  # no term may be negative; an interval would say nothing
     return format_seconds_interval(term.value, term.low, term.high)
 
 
@@ -110,7 +113,7 @@ def verdict_table(frame: pd.DataFrame, op: str) -> Table | None:
         return None
     if (frame["clock"] == "device").any():
         of_op = frame[(frame["op"] == op) & (frame["status"] == "ok") & (frame["phase"] == "run")]
-        verdicts = device_verdicts(of_op)
+        verdicts = runs.merge(device_verdicts(of_op), on=[*CASE_FIELDS, "strategy"])
     else:
         fits = {
             fit.name: fit
@@ -126,12 +129,9 @@ def verdict_table(frame: pd.DataFrame, op: str) -> Table | None:
     )
     lines = []
     for strategy, row in table.iterrows():
-        for verdict in ("overhead-bound", "dispatch-bound", "mixed", "bandwidth-bound"):
-            sizes = [int(n) for n in table.columns[row == verdict]]
-            if sizes:
-                span = f"{min(sizes):,} to {max(sizes):,}" if len(sizes) > 1 else f"{sizes[0]:,}"
-                lines.append((str(strategy), verdict, f"seq_len {span}"))
-        busy = [int(n) for n in table.columns[row == "device-bound"]]
-        if busy:
-            lines.append((str(strategy), "device-bound", f"seq_len {min(busy):,} to {max(busy):,}"))
+        # Neighbouring sizes of one verdict make a line; a verdict that comes back, another.
+        for verdict, stretch in itertools.groupby(row.dropna().items(), key=lambda item: item[1]):
+            sizes = [f"{int(str(size)):,}" for size, _ in stretch]
+            span = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+            lines.append((str(strategy), str(verdict), f"seq_len {span}"))
     return Table(f"{op}: what bounds a call", ("strategy", "verdict", "at"), tuple(lines))

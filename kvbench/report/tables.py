@@ -9,7 +9,7 @@ import pandas as pd
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kvbench.analysis.frame import groups, timed
+from kvbench.analysis.frame import CASE_FIELDS, groups, timed
 from kvbench.analysis.ranking import rank, step_costs
 from kvbench.results import LaunchCounts, RunInfo
 from kvbench.units import format_bandwidth, format_seconds, significant
@@ -173,16 +173,12 @@ def untimed_table(frame: pd.DataFrame) -> Table | None:
     rest = frame[frame["status"] != "ok"]
     if rest.empty:
         return None
-    found: dict[tuple[str, str], list[str]] = {}
-    for strategy, status, reason in zip(
-        rest["strategy"], rest["status"], rest["reason"], strict=True
-    ):
-        found.setdefault((strategy, status), []).append(reason)
+    lines = []
+    for (strategy, clock, status), rows in rest.groupby(["strategy", "clock", "status"]):
+        cases = len(rows.drop_duplicates(list(CASE_FIELDS)))
+        lines.append((str(strategy), str(clock), str(status), str(cases), rows["reason"].iloc[0]))
     return Table(
         "Not timed",
-        ("strategy", "status", "cases", "reason (of the first)"),
-        tuple(
-            (strategy, status, str(len(reasons)), reasons[0])
-            for (strategy, status), reasons in sorted(found.items())
-        ),
+        ("strategy", "clock", "status", "cases", "reason (of the first)"),
+        tuple(lines),
     )

@@ -14,6 +14,8 @@ import torch
 from kvbench.analysis.calibration import SLOWED_BY, Calibration, CellTrial
 from kvbench.analysis.statistics import ratio_interval
 from kvbench.cases import Axes, Case
+from kvbench.devices import synchronize
+from kvbench.errors import InputError
 from kvbench.strategies.base import Strategy
 from kvbench.timing.clocks import Clock
 from kvbench.timing.rounds import StoppingRule, sample_rounds
@@ -46,12 +48,18 @@ def trial(strategy: Strategy, case: Case, clock: Clock, device: torch.device) ->
     workload = build(case, device)
     fill(workload)
     prepared = strategy.prepare(workload)
-    call = functools.partial(strategy.run, workload, prepared)
+
+    def call() -> object:
+        result = strategy.run(workload, prepared)
+        # On a device the wait of the slowed copy would hide behind work still under way.
+        synchronize(device)
+        return result
+
     pilot = sample_rounds({"pilot": call}, clock, StoppingRule(min_rounds=5, max_rounds=5), 0)
     base_s = pilot["pilot"].estimate.median
     subjects: dict[str, Callable[[], object]] = {
         "one": call,
-        "two": functools.partial(strategy.run, workload, prepared),
+        "two": functools.partial(call),
         "slow": slowed(call, base_s * SLOWED_BY),
     }
     samplings = sample_rounds(subjects, clock, _RULE, case.seed)
@@ -83,6 +91,9 @@ def calibrate(
         cells: How many cells.
         on_cell: Called after each cell.
         seed: Of the draw.
+
+    Raises:
+        InputError: There are not so many cells.
     """
     pairs = [
         (strategy, case)
@@ -93,7 +104,9 @@ def calibrate(
         and strategy.untimed(device) is None
     ]
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
-    drawn = rng.sample(pairs, min(cells, len(pairs)))
+    if cells > len(pairs):
+        raise InputError(f"{cells} cells: expected up to {len(pairs)}, as many as there are here")
+    drawn = rng.sample(pairs, cells)
     trials = []
     for strategy, case in drawn:
         trials.append(trial(strategy, case, clock, device))

@@ -35,11 +35,19 @@ def _predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | N
         return None
 
 
-def counted(strategy: Strategy, workload: Workload, accelerator: Accelerator) -> LaunchCounts:
-    """What one run launched on this device, by the profiler."""
+def counted(
+    strategy: Strategy, workload: Workload, phase: Phase, accelerator: Accelerator
+) -> LaunchCounts | None:
+    """What the phase launched on this device, by the profiler; predicted where it sees nothing."""
     prepared = strategy.prepare(workload)
     strategy.run(workload, prepared)  # a first call compiles
-    trace = accelerator.profile(lambda: strategy.run(workload, prepared))
+    if phase == "prepare":
+        trace = accelerator.profile(lambda: strategy.prepare(workload))
+    else:
+        trace = accelerator.profile(lambda: strategy.run(workload, prepared))
+    expected = predicted(strategy, workload.case, phase)
+    if not trace.activities and (expected is None or expected.launches):
+        return expected  # the profiler may not look: its 0 would be a lie
     memcpys = sum(activity.is_memcpy for activity in trace.activities)
     return LaunchCounts(
         kernels=len(trace.activities) - memcpys,

@@ -19,13 +19,16 @@ from kvbench.sweep.budget import estimate_call_s
 from kvbench.sweep.launches import counted, predicted
 from kvbench.timing.accelerator import Accelerator
 from kvbench.timing.cache import Flush, copies_to_rotate, rotation
-from kvbench.timing.clocks import Clock, ClockError
+from kvbench.timing.clocks import Clock, ClockError, Floor
 from kvbench.timing.rounds import Sampling, StoppingRule, SubjectError, sample_rounds
 from kvbench.units import format_bytes, format_seconds
 from kvbench.workload import Workload, build, fill, required_bytes
 
 UNTIMED_SHARE = 0.1
 """Of the call budget: what a call may take that is only checked, never timed."""
+
+_VERSION_AFTER = 2
+"""The version of the data for the check after timing; the check before has 0 and 1."""
 
 Call = Callable[[], object]
 Subject = tuple[Strategy, Phase]
@@ -40,7 +43,7 @@ class Bench:
     device: torch.device
     clocks: tuple[Clock, ...]
     """The first is the one that rows without a measurement name."""
-    floors_s: Mapping[str, float]
+    floors_s: Mapping[str, Floor]
     rule: StoppingRule
     call_budget_s: float
     """A strategy whose one call would take longer is not run."""
@@ -96,7 +99,9 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
 
     try:
         workload = build(case, bench.device)
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         return [_refusal(case, s, bench, "does not fit", one_line(error)) for s in candidates]
 
     rows: list[Result] = []
@@ -165,30 +170,32 @@ def _examine(strategy: Strategy, workload: Workload, bench: Bench) -> tuple[Stat
 
 def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> list[Result]:
     case = workload.case
-    workloads = [workload]
-    if bench.cache == "rotated":
-        copies = copies_to_rotate(case.nbytes, bench.cache_bytes)
-        workloads += [build(case, bench.device) for _ in range(int(copies) - 1)]
-    for each in workloads:
-        fill(each)
+    try:
+        workloads = _workloads(workload, bench)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return [_refusal(case, s, bench, "does not fit", one_line(error)) for s in strategies]
     rows: list[Result] = []
     subjects: dict[Subject, Call] = {}
     launches: dict[Subject, LaunchCounts | None] = {}
+    prepared: dict[Strategy, list[object]] = {}
     for strategy in strategies:
         try:
-            run = _run_call(strategy, workloads)
-            counts = _launches(strategy, workload, bench)
+            prepared[strategy] = [strategy.prepare(each) for each in workloads]
+            counts = _launches(strategy, workload, "run", bench)
         except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
             rows.append(_refusal(case, strategy, bench, "failed", one_line(error)))
             continue
-        subjects[strategy, "run"], launches[strategy, "run"] = run, counts
+        subjects[strategy, "run"] = _run_call(strategy, workloads, prepared[strategy])
+        launches[strategy, "run"] = counts
         if strategy.has_prepare():
             subjects[strategy, "prepare"] = functools.partial(strategy.prepare, workload)
-            launches[strategy, "prepare"] = predicted(strategy, case, "prepare")
+            launches[strategy, "prepare"] = _launches(strategy, workload, "prepare", bench)
     sampled = {
         clock.name: _sample(clock, subjects, launches, case, bench) for clock in bench.clocks
     }
-    faults = {strategy: _check_after(strategy, workload) for strategy, _ in subjects}
+    faults = {s: _check_after(s, workloads, prepared[s]) for s, phase in subjects if phase == "run"}
     for strategy, phase in subjects:
         for clock, outcomes in sampled.items():
             subject = (strategy, phase)
@@ -197,24 +204,59 @@ def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> l
     return rows
 
 
-def _run_call(strategy: Strategy, workloads: Sequence[Workload]) -> Call:
-    calls: list[Call] = [functools.partial(strategy.run, w, strategy.prepare(w)) for w in workloads]
+def _workloads(workload: Workload, bench: Bench) -> list[Workload]:
+    """The buffers that calls take turns over: one set, unless caches are to be rotated."""
+    workloads = [workload]
+    if bench.cache == "rotated":
+        copies = int(copies_to_rotate(workload.case.nbytes, bench.cache_bytes))
+        workloads += [build(workload.case, bench.device) for _ in range(copies - 1)]
+    for each in workloads:
+        fill(each)
+    return workloads
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: a CPU's allocator raises a plain RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def _run_call(
+    strategy: Strategy, workloads: Sequence[Workload], prepared: Sequence[object]
+) -> Call:
+    calls: list[Call] = [
+        functools.partial(strategy.run, workload, once)
+        for workload, once in zip(workloads, prepared, strict=True)
+    ]
     return calls[0] if len(calls) == 1 else rotation(calls)
 
 
-def _launches(strategy: Strategy, workload: Workload, bench: Bench) -> LaunchCounts | None:
+def _launches(
+    strategy: Strategy, workload: Workload, phase: Phase, bench: Bench
+) -> LaunchCounts | None:
     if bench.accelerator is None:
-        return predicted(strategy, workload.case, "run")
-    return counted(strategy, workload, bench.accelerator)
+        return predicted(strategy, workload.case, phase)
+    return counted(strategy, workload, phase, bench.accelerator)
 
 
-def _check_after(strategy: Strategy, workload: Workload) -> Outcome | None:
-    """None if it is still right: what is right when called once may not be after a thousand."""
-    try:
-        mismatch = oracle.check(strategy, workload, versions=(2,))
-    except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
-        return "failed", f"after timing: {one_line(error)}"
-    return ("incorrect", f"after timing: {mismatch}") if mismatch else None
+def _check_after(
+    strategy: Strategy, workloads: Sequence[Workload], prepared: Sequence[object]
+) -> Outcome | None:
+    """None if it is still right, with the very things that it was timed with.
+
+    What is right when called once may not be after a thousand calls. Of buffers that took turns the
+    first and the last are looked at.
+    """
+    pairs = list(zip(workloads, prepared, strict=True))
+    for workload, once in {id(pair[0]): pair for pair in (pairs[0], pairs[-1])}.values():
+        try:
+            mismatch = oracle.recheck(strategy, workload, once, _VERSION_AFTER)
+        except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
+            return "failed", f"after timing: {one_line(error)}"
+        if mismatch:
+            return "incorrect", f"after timing: {mismatch}"
+    return None
 
 
 def _sample(
@@ -230,10 +272,12 @@ def _sample(
     for subject in subjects:
         counts = launches[subject]
         refused = clock.refuses(counts) if counts is not None else None
+        if clock.name == "graph" and bench.cache != "hot":
+            refused = "graph clock: a graph replays the same buffers, so its caches are hot"
         if refused is not None:
             outcomes[subject] = ("unsupported", refused)
         else:
-            limits[subject] = None if counts is None else clock.most_calls(counts.launches)
+            limits[subject] = clock.most_calls(counts)
     while limits:
         try:
             sampled = sample_rounds(
@@ -268,7 +312,7 @@ def _row(
     status: Status = "ok"
     reason = measurement = None
     if isinstance(outcome, Sampling):
-        measurement = _measurement(outcome, strategy, phase, bench.floors_s[clock], case, bench)
+        measurement = _measurement(outcome, strategy, phase, clock, case, bench)
     else:
         status, reason = outcome
     return Result(
@@ -276,7 +320,8 @@ def _row(
         strategy=strategy.name,
         phase=phase,
         clock=clock,
-        cache=bench.cache,
+        # A prepare has no buffers of K and V to take turns over.
+        cache="hot" if phase == "prepare" and bench.cache == "rotated" else bench.cache,
         status=status,
         reason=reason,
         measurement=measurement,
@@ -289,7 +334,7 @@ def _measurement(
     sampling: Sampling,
     strategy: Strategy,
     phase: Phase,
-    floor_s: float,
+    clock: str,
     case: Case,
     bench: Bench,
 ) -> Measurement:
@@ -303,8 +348,11 @@ def _measurement(
         high_s=sampling.estimate.high,
         confidence=CONFIDENCE,
         stopped_by=sampling.stopped_by,
-        floor_s=floor_s,
+        floor_s=bench.floors_s[clock].at(sampling.calls_per_sample),
         allocates=strategy.allocates and moves,
         nbytes=case.nbytes if moves else None,
-        copy_share=case.nbytes / median_s / bench.copy_bytes_per_s if moves else None,
+        # Handing work over moves nothing.
+        copy_share=case.nbytes / median_s / bench.copy_bytes_per_s
+        if moves and clock != "enqueue"
+        else None,
     )

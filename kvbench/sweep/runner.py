@@ -17,7 +17,7 @@ from kvbench.sweep.measure import Bench, measure_case
 from kvbench.timing.accelerator import TorchAccelerator
 from kvbench.timing.bandwidth import measure_copy_bandwidth
 from kvbench.timing.cache import Flush, last_level_cache_bytes
-from kvbench.timing.clocks import Clock, floors
+from kvbench.timing.clocks import Clock, WallClock, empty_launch, floor, floors
 from kvbench.timing.rounds import StoppingRule
 
 
@@ -67,7 +67,7 @@ def run_sweep(
     bench = Bench(
         device=plan.device,
         clocks=plan.clocks,
-        floors_s=floors(plan.clocks, plan.device, single_calls=cold),
+        floors_s=floors(plan.clocks, plan.device),
         rule=StoppingRule(cell_seconds=plan.cell_seconds),
         call_budget_s=plan.call_budget_s,
         copy_bytes_per_s=bandwidth.bytes_per_s,
@@ -88,7 +88,8 @@ def run_sweep(
         environment=environment,
         copy_bandwidth=bandwidth,
         cache=plan.cache,
-        floors_s=dict(bench.floors_s),
+        floors_s={name: found.call_s for name, found in bench.floors_s.items()},
+        launch_floor_s=floor(WallClock(plan.device), empty_launch(plan.device)).call_s,
     )
     # In random order a drift of the machine doesn't pass for an effect of an axis, and the first
     # cases tell how long the rest will take.

@@ -60,6 +60,7 @@ class Accelerator(Protocol):
         ...
 
 
+_CALL = "kvbench.call"
 _SYNCHRONIZATIONS = ("DeviceSynchronize", "StreamSynchronize", "EventSynchronize")
 
 
@@ -90,20 +91,25 @@ class TorchAccelerator:
         accelerator = getattr(kinds, self._device.type.upper())
         self.synchronize()
         with torch.profiler.profile(activities=[kinds.CPU, accelerator]) as profiler:
-            call()
-            # The profiler's own exit synchronises; this one is left out of the count below.
+            with torch.profiler.record_function(_CALL):
+                call()
             self.synchronize()
         events = profiler.events() or []
-        on_device = [e for e in events if e.device_type.name != "CPU"]
         activities = tuple(
             Activity(e.name, e.time_range.start * 1e-6, e.time_range.end * 1e-6)
-            for e in on_device
-            if not e.is_user_annotation
+            for e in events
+            if e.device_type.name != "CPU" and not e.is_user_annotation and e.name != _CALL
         )
+        on_host = [e for e in events if e.device_type.name == "CPU"]
+        spans = [e.time_range for e in on_host if e.name == _CALL]
+        # Waits of the call alone: the profiler and this method wait as well.
         waits = sum(
-            e.device_type.name == "CPU" and e.name.endswith(_SYNCHRONIZATIONS) for e in events
+            e.name.endswith(_SYNCHRONIZATIONS)
+            and spans[0].start <= e.time_range.start < spans[0].end
+            for e in on_host
+            if spans
         )
-        return Trace(activities, max(0, waits - 1))
+        return Trace(activities, waits)
 
     def capture(self, call: Callable[[], object]) -> Callable[[], None]:
         """A graph of a call, warmed up on a side stream as torch asks for; returns its replay."""

@@ -51,7 +51,8 @@ def last_level_cache_bytes(device: torch.device, cpu_cache_bytes: int | None) ->
     if device.type == "cpu":
         return cpu_cache_bytes
     properties = torch.get_device_module(device).get_device_properties(device)
-    size = getattr(properties, "L2_cache_size", None)
+    size = getattr(properties, "L2_cache_size", None)  # CUDA's name for it, then XPU's
+    size = size or getattr(properties, "last_level_cache_size", None)
     return None if size is None else int(size)
 
 

@@ -4,6 +4,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ QUEUE_LAUNCHES = 512
 """Launches that a queue surely takes without making the host wait; drivers take about 1,024."""
 
 CALLS_PER_GRAPH = 16
+_MOST_TRACED = 4096
 
 
 class ClockError(KvbenchError):
@@ -31,6 +33,8 @@ class Clock(Protocol):
     """One way of measuring a call."""
 
     name: str
+    least_calls: int
+    """The fewest calls that a sample has; a power of two."""
 
     def sample(self, call: Callable[[], object], calls: int) -> float:
         """Seconds per call, as the mean of so many calls in a row."""
@@ -40,8 +44,8 @@ class Clock(Protocol):
         """None if it can measure a call that launches so much, else the reason why not."""
         ...
 
-    def most_calls(self, launches: int) -> int | None:
-        """The most calls a sample may have if each makes so many launches; None if any number."""
+    def most_calls(self, launches: LaunchCounts | None) -> int | None:
+        """The most calls of a sample if each launches so much (None: unknown); None if any."""
         ...
 
 
@@ -61,6 +65,7 @@ class WallClock:
     """
 
     name = "wall"
+    least_calls = 1
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -80,7 +85,7 @@ class WallClock:
         """Nothing."""
         return None
 
-    def most_calls(self, launches: int) -> int | None:  # noqa: ARG002 - any
+    def most_calls(self, launches: LaunchCounts | None) -> int | None:  # noqa: ARG002 - any
         """Any number."""
         return None
 
@@ -93,6 +98,7 @@ class EnqueueClock:
     """
 
     name = "enqueue"
+    least_calls = 1
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -117,15 +123,21 @@ class EnqueueClock:
             )
         return None
 
-    def most_calls(self, launches: int) -> int | None:
-        """As many as a queue takes."""
-        return max(1, QUEUE_LAUNCHES // max(launches, 1))
+    def most_calls(self, launches: LaunchCounts | None) -> int | None:
+        """As many as a queue takes; one of a call that waits, or whose launches aren't known.
+
+        The second call of one that waits would wait for the first one's work.
+        """
+        if launches is None or launches.synchronizations:
+            return 1
+        return max(1, QUEUE_LAUNCHES // max(launches.launches, 1))
 
 
 class DeviceClock:
     """Time that the device was busy: the union of the profiler's intervals."""
 
     name = "device"
+    least_calls = 1
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -141,13 +153,18 @@ class DeviceClock:
             raise ClockError("device clock: the profiler saw no work on the device")
         return round(busy_s / calls, _DECIMALS)
 
-    def refuses(self, launches: LaunchCounts) -> str | None:  # noqa: ARG002 - it takes any call
-        """Nothing."""
+    def refuses(self, launches: LaunchCounts) -> str | None:
+        """A call whose trace would take longer to read than the call takes to run."""
+        if launches.launches > _MOST_TRACED:
+            return (
+                f"device clock: a call makes {launches.launches:,} launches; a trace of more than "
+                f"{_MOST_TRACED:,} takes too long"
+            )
         return None
 
-    def most_calls(self, launches: int) -> int | None:
+    def most_calls(self, launches: LaunchCounts | None) -> int | None:
         """What keeps a trace small: each launch is an event in it."""
-        return max(1, QUEUE_LAUNCHES // max(launches, 1))
+        return 1 if launches is None else max(1, QUEUE_LAUNCHES // max(launches.launches, 1))
 
 
 class EventClock:
@@ -157,6 +174,7 @@ class EventClock:
     """
 
     name = "events"
+    least_calls = 1
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -177,7 +195,7 @@ class EventClock:
         """Nothing."""
         return None
 
-    def most_calls(self, launches: int) -> int | None:  # noqa: ARG002 - any
+    def most_calls(self, launches: LaunchCounts | None) -> int | None:  # noqa: ARG002 - any
         """Any number."""
         return None
 
@@ -186,6 +204,7 @@ class GraphClock:
     """Host time around the replay of a captured graph of several calls, synchronised, per call."""
 
     name = "graph"
+    least_calls = CALLS_PER_GRAPH
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -231,7 +250,7 @@ class GraphClock:
             )
         return None
 
-    def most_calls(self, launches: int) -> int | None:  # noqa: ARG002 - any
+    def most_calls(self, launches: LaunchCounts | None) -> int | None:  # noqa: ARG002 - any
         """Any number."""
         return None
 
@@ -240,24 +259,38 @@ def nothing() -> None:
     """The empty call whose time is a clock's floor."""
 
 
-def floor(
-    clock: Clock,
-    call: Callable[[], object] = nothing,
-    *,
-    samples: int = 25,
-    calls: int = 1000,
-) -> float:
-    """The clock's time for the least that can be called, in seconds: the median of several samples.
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """A clock's time for the least that can be called, in seconds."""
+
+    sample_s: float
+    """What a sample takes beyond its calls: the two readings, a synchronisation."""
+    call_s: float
+    """What each call adds."""
+
+    def at(self, calls: int) -> float:
+        """Per call, in samples of so many calls."""
+        return self.call_s + self.sample_s / calls
+
+
+def floor(clock: Clock, call: Callable[[], object] = nothing, *, samples: int = 25) -> Floor:
+    """A clock's floor, from samples of one call (or its fewest) and of many: medians of several.
 
     Args:
         clock: The clock.
         call: Nothing, or one empty launch for a clock that times the device's work alone.
-        samples: How many.
-        calls: Calls of a sample, as the measurements beside it have.
+        samples: How many of each.
     """
-    clock.sample(call, calls)
-    times = sorted(clock.sample(call, calls) for _ in range(samples))
-    return times[samples // 2]
+    few = clock.least_calls
+    many = 1000 if clock.most_calls(None) is None else 64 * few
+    clock.sample(call, few)
+    single, shared = (
+        sorted(clock.sample(call, calls) for _ in range(samples))[samples // 2]
+        for calls in (few, many)
+    )
+    # Of one clock reading each: sample + calls * call = calls * time.
+    sample_s = max(single - shared, 0.0) * few * many / (many - few)
+    return Floor(sample_s, max(shared - sample_s / many, 1e-12))
 
 
 def empty_launch(device: torch.device) -> Callable[[], object]:
@@ -266,26 +299,25 @@ def empty_launch(device: torch.device) -> Callable[[], object]:
     return functools.partial(element.fill_, 1.0)
 
 
-def floors(
-    clocks: Iterable[Clock], device: torch.device, *, single_calls: bool
-) -> dict[str, float]:
-    """The floor of each clock, by name.
-
-    Args:
-        clocks: The clocks.
-        device: Whose.
-        single_calls: Whether samples have one call each, as with cold caches.
-    """
+def floors(clocks: Iterable[Clock], device: torch.device) -> dict[str, Floor]:
+    """The floor of each clock, by name."""
     found = {}
     for clock in clocks:
         if clock.name in {"wall", "enqueue"}:
-            found[clock.name] = floor(clock, calls=1 if single_calls else 1000)
+            found[clock.name] = floor(clock)
         else:
-            launch = empty_launch(device)
-            found[clock.name] = floor(
-                clock, launch, samples=9, calls=1 if single_calls else CALLS_PER_GRAPH
-            )
+            found[clock.name] = floor(clock, empty_launch(device), samples=5)
     return found
+
+
+def _device_clock(device: torch.device, accelerator: Accelerator) -> Clock:
+    """The device clock; where the profiler sees nothing (no permission), the events clock."""
+    clock = DeviceClock(accelerator)
+    try:
+        clock.sample(empty_launch(device), 1)
+    except (ClockError, RuntimeError):
+        return EventClock(accelerator)
+    return clock
 
 
 def clocks_for(device: torch.device) -> tuple[Clock, ...]:
@@ -294,7 +326,7 @@ def clocks_for(device: torch.device) -> tuple[Clock, ...]:
     if device.type == "cpu":
         return (wall,)
     accelerator = TorchAccelerator(device)
-    clocks: list[Clock] = [wall, EnqueueClock(accelerator), DeviceClock(accelerator)]
+    clocks: list[Clock] = [wall, EnqueueClock(accelerator), _device_clock(device, accelerator)]
     if hasattr(torch.get_device_module(device), "CUDAGraph"):
         clocks.append(GraphClock(accelerator))
     return tuple(clocks)

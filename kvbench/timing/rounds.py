@@ -68,9 +68,9 @@ def calls_for(
     holds more of the machine's hiccups, and the two would seem to differ. So the number is coarse,
     and taken from the shortest of several readings. Finding it warms the call up.
     """
-    clock.sample(call, 1)
-    calls = 1
-    while calls != most:
+    clock.sample(call, clock.least_calls)
+    calls = clock.least_calls
+    while most is None or calls < most:
         shortest = min(clock.sample(call, calls) for _ in range(_READINGS)) * calls
         if shortest >= sample_seconds:
             break
