@@ -71,7 +71,11 @@ class Measurement:
     floor_s: float
     """The same clock's time for an empty call: reported, never subtracted."""
     allocates: bool
-    """Whether each call allocates its output anew."""
+    """Whether each call allocates its output anew (as seen: two outputs held at once lie apart)."""
+    page_faults: float | None
+    """Minor page faults of the process in one call, the mean of a few. A large output that is
+    allocated anew is mapped page by page, and that can take longer than filling it. None where the
+    system doesn't count them."""
     nbytes: int | None
     """The least traffic of one call (see Case.nbytes); None for a prepare, which moves no K/V."""
     copy_share: float | None

@@ -34,6 +34,7 @@ def measurement(samples_s: Iterable[float] = SAMPLES_S, **fields) -> Measurement
             "stopped_by": "rounds",
             "floor_s": 3e-8,
             "allocates": False,
+            "page_faults": None,
             "nbytes": 65536,
             "copy_share": 0.5,
             **fields,

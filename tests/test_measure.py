@@ -19,7 +19,7 @@ from kvbench.store import load
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
 from kvbench.sweep import measure, runner
-from kvbench.sweep.measure import Bench, measure_case, repro
+from kvbench.sweep.measure import Bench, measure_case, observe, repro
 from kvbench.sweep.runner import Plan, run_sweep
 from kvbench.timing import bandwidth
 from kvbench.timing.clocks import Floor, WallClock
@@ -62,7 +62,6 @@ class Read(Strategy):
     name = "read.right"
     op = "read"
     summary = "reads over flat slots, with the index built in every call"
-    allocates = True
 
     def run(self, workload, prepared):
         del prepared
@@ -476,3 +475,23 @@ def test_builtin_strategies_are_right_and_timed_unless_they_say_why_not(bench):
             assert row.reason == why
             assert (row.status == "ok") == (why is None)
             assert row.status in {"ok", "checked", "unsupported"}
+
+
+def test_whether_a_call_allocates_is_seen_not_believed():
+    kept = (torch.zeros(4), torch.zeros(4))
+    assert observe(lambda: (torch.zeros(4), torch.zeros(4))).allocates
+    assert not observe(lambda: kept).allocates
+    assert not observe(lambda: None).allocates
+    assert not observe(lambda: (torch.zeros(0), torch.zeros(0))).allocates
+
+
+def test_a_large_output_allocated_anew_is_bound_by_page_faults():
+    # 64 MiB come from the system and go back in every call; the same bytes into= a buffer don't.
+    size = 64 << 20
+    source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
+    anew = observe(lambda: (source.clone(),))
+    into = observe(lambda: (target.copy_(source),))
+    assert anew.allocates
+    assert not into.allocates
+    assert anew.page_faults > 16  # one per page of 4 KiB, or per huge page of 2 MiB
+    assert into.page_faults < anew.page_faults / 4

@@ -144,20 +144,20 @@ def test_a_strategy_keeps_nothing_of_one_workload_for_another(strategy, data):
 # The interface.
 
 EVERY_STRATEGY = {
-    "write.indexing": {"has_prepare": False, "allocates": False},
-    "write.loop": {"has_prepare": False, "allocates": False},
-    "write.slot_mapping": {"has_prepare": True, "allocates": False},
-    "write.triton": {"has_prepare": True, "allocates": False},
-    "read.indexing": {"has_prepare": False, "allocates": True},
-    "read.loop": {"has_prepare": False, "allocates": True},
-    "read.slot_mapping": {"has_prepare": True, "allocates": True},
-    "read.triton": {"has_prepare": True, "allocates": True},
+    "write.indexing": {"has_prepare": False},
+    "write.loop": {"has_prepare": False},
+    "write.slot_mapping": {"has_prepare": True},
+    "write.triton": {"has_prepare": True},
+    "read.indexing": {"has_prepare": False},
+    "read.loop": {"has_prepare": False},
+    "read.slot_mapping": {"has_prepare": True},
+    "read.triton": {"has_prepare": True},
 }
 
 
 def test_built_in_strategies_say_what_they_do_per_step_and_whether_they_allocate():
     told = {
-        strategy.name: {"has_prepare": strategy.has_prepare(), "allocates": strategy.allocates}
+        strategy.name: {"has_prepare": strategy.has_prepare()}
         for strategy in registry.all_strategies()
     }
     assert told == EVERY_STRATEGY
@@ -215,7 +215,6 @@ def test_a_strategy_needs_no_more_than_a_run():
     assert toy.untimed(CPU) is None
     assert toy.prepare(build(Case(op="write", seq_len=1), CPU)) is None
     assert not toy.has_prepare()
-    assert not toy.allocates
 
 
 # The registry.

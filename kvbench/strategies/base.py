@@ -22,8 +22,6 @@ class Strategy(ABC):
     """The op it does: one of `cases.OPS`."""
     summary: ClassVar[str]
     """What it does, in one line, for `kvbench list`."""
-    allocates: ClassVar[bool] = False
-    """Whether `run` allocates its output anew in every call, which is then part of its time."""
 
     def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
         """None if it can do this case on this device, else the reason why not."""

@@ -1,9 +1,12 @@
 """One case, in order: build, check, time what passed in interleaved rounds, check again."""
 
 import functools
+import importlib
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -24,9 +27,13 @@ from kvbench.timing.rounds import Sampling, StoppingRule, SubjectError, sample_r
 from kvbench.units import format_bytes, format_seconds
 from kvbench.workload import Workload, build, fill, required_bytes
 
+# Unix alone has it.
+resource: Any = importlib.import_module("resource") if find_spec("resource") else None
+
 UNTIMED_SHARE = 0.1
 """Of the call budget: what a call may take that is only checked, never timed."""
 
+_OBSERVED_CALLS = 3
 _VERSION_AFTER = 2
 """The version of the data for the check after timing; the check before has 0 and 1."""
 
@@ -180,15 +187,18 @@ def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> l
     subjects: dict[Subject, Call] = {}
     launches: dict[Subject, LaunchCounts | None] = {}
     prepared: dict[Strategy, list[object]] = {}
+    effects: dict[Strategy, Effects] = {}
     for strategy in strategies:
         try:
             prepared[strategy] = [strategy.prepare(each) for each in workloads]
             counts = _launches(strategy, workload, "run", bench)
+            observed = observe(functools.partial(strategy.run, workload, prepared[strategy][0]))
         except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
             rows.append(_refusal(case, strategy, bench, "failed", one_line(error)))
             continue
         subjects[strategy, "run"] = _run_call(strategy, workloads, prepared[strategy])
         launches[strategy, "run"] = counts
+        effects[strategy] = observed
         if strategy.has_prepare():
             subjects[strategy, "prepare"] = functools.partial(strategy.prepare, workload)
             launches[strategy, "prepare"] = _launches(strategy, workload, "prepare", bench)
@@ -200,8 +210,39 @@ def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> l
         for clock, outcomes in sampled.items():
             subject = (strategy, phase)
             outcome = faults[strategy] or outcomes[subject]
-            rows.append(_row(subject, clock, outcome, launches[subject], case, bench))
+            seen = effects[strategy] if phase == "run" else Effects(allocates=False)
+            rows.append(_row(subject, clock, outcome, launches[subject], seen, case, bench))
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a call was seen to do beside its work."""
+
+    allocates: bool
+    page_faults: float | None = None
+
+
+def observe(call: Call) -> Effects:
+    """Make a call a few times and look: does it allocate its output, does it fault pages in?"""
+    held, other = call(), call()
+    allocates = (
+        isinstance(held, tuple)
+        and isinstance(other, tuple)
+        and any(
+            one.data_ptr() != two.data_ptr()
+            for one, two in zip(held, other, strict=True)
+            if one.numel()
+        )
+    )
+    del held, other
+    if resource is None:
+        return Effects(allocates)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(_OBSERVED_CALLS):
+        call()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return Effects(allocates, faults / _OBSERVED_CALLS)
 
 
 def _workloads(workload: Workload, bench: Bench) -> list[Workload]:
@@ -305,6 +346,7 @@ def _row(
     clock: str,
     outcome: Outcome,
     launches: LaunchCounts | None,
+    effects: Effects,
     case: Case,
     bench: Bench,
 ) -> Result:
@@ -312,7 +354,7 @@ def _row(
     status: Status = "ok"
     reason = measurement = None
     if isinstance(outcome, Sampling):
-        measurement = _measurement(outcome, strategy, phase, clock, case, bench)
+        measurement = _measurement(outcome, effects, phase, clock, case, bench)
     else:
         status, reason = outcome
     return Result(
@@ -332,7 +374,7 @@ def _row(
 
 def _measurement(
     sampling: Sampling,
-    strategy: Strategy,
+    effects: Effects,
     phase: Phase,
     clock: str,
     case: Case,
@@ -349,7 +391,8 @@ def _measurement(
         confidence=CONFIDENCE,
         stopped_by=sampling.stopped_by,
         floor_s=bench.floors_s[clock].at(sampling.calls_per_sample),
-        allocates=strategy.allocates and moves,
+        allocates=effects.allocates,
+        page_faults=effects.page_faults,
         nbytes=case.nbytes if moves else None,
         # Handing work over moves nothing.
         copy_share=case.nbytes / median_s / bench.copy_bytes_per_s

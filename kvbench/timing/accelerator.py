@@ -90,7 +90,7 @@ class TorchAccelerator:
         kinds = torch.profiler.ProfilerActivity
         accelerator = getattr(kinds, self._device.type.upper())
         self.synchronize()
-        with torch.profiler.profile(activities=[kinds.CPU, accelerator]) as profiler:
+        with torch.profiler.profile(activities={kinds.CPU, accelerator}) as profiler:
             with torch.profiler.record_function(_CALL):
                 call()
             self.synchronize()

@@ -20,7 +20,6 @@ class ReadIndexing(Strategy):
     name: ClassVar[str] = "read.indexing"
     op: ClassVar[str] = "read"
     summary: ClassVar[str] = "index built from the Python list in every call, then K = pool[b, s]"
-    allocates: ClassVar[bool] = True
 
     def run(
         self,

@@ -16,7 +16,6 @@ class ReadLoop(Strategy):
     name: ClassVar[str] = "read.loop"
     op: ClassVar[str] = "read"
     summary: ClassVar[str] = "Python loop over blocks, then torch.cat, for K and V"
-    allocates: ClassVar[bool] = True
 
     def run(
         self,

@@ -17,7 +17,6 @@ class ReadSlotMapping(Strategy):
     name: ClassVar[str] = "read.slot_mapping"
     op: ClassVar[str] = "read"
     summary: ClassVar[str] = "slot mapping built once a step; each layer gathers over flat slots"
-    allocates: ClassVar[bool] = True
 
     def prepare(self, workload: Workload) -> torch.Tensor:
         """The slot mapping of the batch, int64 [tokens], on the device."""

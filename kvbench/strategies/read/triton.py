@@ -19,7 +19,6 @@ class ReadTriton(Strategy):
     name: ClassVar[str] = "read.triton"
     op: ClassVar[str] = "read"
     summary: ClassVar[str] = "one Triton launch for K and V of the batch over a slot mapping"
-    allocates: ClassVar[bool] = True
 
     def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
         """Any case, where Triton is installed."""
