@@ -6,6 +6,7 @@ from typing import Protocol
 from kvbench.analysis.calibration import (
     LEAST_FOUND,
     MOST_FALSE_ALARMS,
+    ROUNDS,
     SHORTEST_FOUND_S,
     SLOWED_BY,
     Calibration,
@@ -65,7 +66,7 @@ def calibration_table(calibration: Calibration) -> Table:
     alarms, found = calibration.false_alarms, calibration.found
     widths = sorted(trial.same.relative_half_width for trial in calibration.trials)
     return Table(
-        "A/A trial: a strategy against a copy of itself, 40 rounds, 95 % intervals of the ratio",
+        f"A/A trial: a strategy against its copy, {ROUNDS} rounds, 95 % intervals of the ratio",
         ("what", "measured", "expected"),
         (
             (

@@ -4,14 +4,13 @@ Two copies of one strategy are measured against each other (A/A), and against a 
 slower by a known share. False alarms and misses are counted over many cells.
 """
 
-import functools
 import random
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 
-from kvbench.analysis.calibration import SLOWED_BY, Calibration, CellTrial
+from kvbench.analysis.calibration import ROUNDS, SLOWED_BY, Calibration, CellTrial
 from kvbench.analysis.statistics import ratio_interval
 from kvbench.cases import Axes, Case
 from kvbench.devices import synchronize
@@ -22,7 +21,7 @@ from kvbench.timing.rounds import StoppingRule, sample_rounds
 from kvbench.workload import build, fill
 
 # A fixed number of rounds: stopping when an interval looks good would bias what is calibrated.
-_RULE = StoppingRule(min_rounds=40, max_rounds=40, cell_seconds=1e9)
+_RULE = StoppingRule(min_rounds=ROUNDS, max_rounds=ROUNDS, cell_seconds=1e9)
 
 CASES = Axes.parse(
     ["seq_len=1:512:*2", "block_size=16,64", "num_kv_heads=2,8", "head_dim=64,128"]
@@ -49,17 +48,21 @@ def trial(strategy: Strategy, case: Case, clock: Clock, device: torch.device) ->
     fill(workload)
     prepared = strategy.prepare(workload)
 
-    def call() -> object:
-        result = strategy.run(workload, prepared)
-        # On a device the wait of the slowed copy would hide behind work still under way.
-        synchronize(device)
-        return result
+    def copy() -> Callable[[], object]:
+        def call() -> object:
+            result = strategy.run(workload, prepared)
+            # On a device the wait of the slowed copy would hide behind work still under way.
+            synchronize(device)
+            return result
 
+        return call
+
+    call = copy()
     pilot = sample_rounds({"pilot": call}, clock, StoppingRule(min_rounds=5, max_rounds=5), 0)
     base_s = pilot["pilot"].estimate.median
     subjects: dict[str, Callable[[], object]] = {
         "one": call,
-        "two": functools.partial(call),
+        "two": copy(),
         "slow": slowed(call, base_s * SLOWED_BY),
     }
     samplings = sample_rounds(subjects, clock, _RULE, case.seed)

@@ -19,6 +19,7 @@ from kvbench.timing.clocks import Clock
 K = TypeVar("K", bound=Hashable)
 
 _CHECKED_ROUNDS_GROWTH = 1.4
+_ABOUT_AS_FAST = 1.5
 _READINGS = 3
 _RESAMPLES_WHILE_SAMPLING = 499
 
@@ -78,6 +79,23 @@ def calls_for(
     return calls
 
 
+def equal_calls(found: Mapping[K, tuple[float, int]]) -> dict[K, int]:
+    """The calls of each subject, those that are about as fast having as many.
+
+    Two that lie on either side of a power of two would else get samples of which one is twice as
+    long as the other.
+
+    Args:
+        found: By subject, seconds per call and calls.
+    """
+    calls: dict[K, int] = {}
+    faster_s, faster_calls = 0.0, 0
+    for name, (per_call_s, own) in sorted(found.items(), key=lambda item: item[1][0]):
+        calls[name] = faster_calls if per_call_s < _ABOUT_AS_FAST * faster_s else own
+        faster_s, faster_calls = per_call_s, calls[name]
+    return calls
+
+
 def sample_rounds(
     subjects: Mapping[K, Callable[[], object]],
     clock: Clock,
@@ -110,11 +128,13 @@ def sample_rounds(
     collecting = gc.isenabled()
     gc.disable()  # a collection in a sample is the harness's time, not the subject's
     try:
-        calls = {}
+        most = {name: 1 if before else limits.get(name) for name in subjects}
+        found = {}
         for name, call in subjects.items():
             with _blaming(name):
-                most = 1 if before else limits.get(name)
-                calls[name] = calls_for(clock, call, rule.sample_seconds, most)
+                own = calls_for(clock, call, rule.sample_seconds, most[name])
+                found[name] = (clock.sample(call, own), own)
+        calls = {name: min(k, most[name] or k) for name, k in equal_calls(found).items()}
         deadline = time.perf_counter() + rule.cell_seconds * len(order)
         rounds, next_look = 0, rule.min_rounds
         while True:
