@@ -79,13 +79,17 @@ def refusals_table(frame: pd.DataFrame, op: str) -> Table | None:
     )
 
 
+def _size(seq_len: float) -> str:
+    return f"{seq_len:,.0f}" if seq_len >= 100 else significant(seq_len)  # noqa: PLR2004
+
+
 def _crossover_line(found: Crossover) -> tuple[str, str, str, str]:
     if found.kind != "from" or found.seq_len is None:
         return (found.strategy, found.other, f"{found.kind}, at every size measured", MISSING)
     assert found.low is not None  # noqa: S101 - a crossover has an interval
     assert found.high is not None  # noqa: S101 - a crossover has an interval
-    high = f"{found.high:,.3g}" if math.isfinite(found.high) else "beyond the largest size"
-    return (found.strategy, found.other, f"{found.seq_len:,.3g}", f"{found.low:,.3g} to {high}")
+    high = _size(found.high) if math.isfinite(found.high) else "beyond the largest size"
+    return (found.strategy, found.other, _size(found.seq_len), f"{_size(found.low)} to {high}")
 
 
 def crossover_table(frame: pd.DataFrame, op: str) -> Table | None:
