@@ -74,8 +74,7 @@ def check(strategy: Strategy, workload: Workload, *, versions: tuple[int, ...] =
         if not np.array_equal(bits(tensor), before[name]):
             return f"prepare changed {name}; expected it to leave tensors alone"
     for version in versions:
-        fill(workload, version)
-        mismatch = _check_run(strategy, workload, prepared)
+        mismatch = recheck(strategy, workload, prepared, version)
         if mismatch:
             return mismatch
     return ""

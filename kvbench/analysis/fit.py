@@ -24,7 +24,6 @@ from kvbench.analysis.statistics import CONFIDENCE
 
 Floats = npt.NDArray[np.float64]
 
-TERMS = ("call", "launch", "byte")
 MOST_CONDITION = 200.0
 """Of the matrix with columns scaled to length 1: beyond it a 1 % error moves a term by its size."""
 _RESAMPLES = 400
