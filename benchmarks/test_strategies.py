@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kvbench import devices, oracle
-from kvbench.cases import Axes, Case
+from kvbench.axes import Axes
+from kvbench.cases import Case
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
 from kvbench.workload import build, fill

@@ -1,6 +1,6 @@
 import torch
 
-from kvbench.pool import flat_slots_view, slot_mapping
+from kvbench.pool import flat_slots_view, no_flat_slots
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 
@@ -11,11 +11,14 @@ class WriteIndexCopy(Strategy):
     op = "write"
     summary = "index_copy_ over flat slots"
 
+    def supports(self, case, device):
+        if case.quantised or case.missing_blocks:
+            return "quantised pools, and tokens without a block, are not for this example"
+        return no_flat_slots(case)
+
     def prepare(self, workload):
-        w = workload
-        return torch.from_numpy(slot_mapping(w.block_tables, w.starts, w.lengths, w.block_size)).to(
-            w.device
-        )
+        slots = workload.slot_mapping()[: workload.case.tokens]  # not the padding
+        return torch.from_numpy(slots).to(workload.device)
 
     def run(self, workload, prepared):
         tokens = len(prepared)

@@ -1,12 +1,21 @@
-"""Where a case's sequences lie in the pool: start positions, lengths, block tables.
+"""Where a case's sequences lie in the pool: a block allocator, and block tables.
 
 A block table is a Python list of physical block numbers, as an engine's scheduler holds it.
 """
 
 import random
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvbench.cases import Case
+from kvbench.errors import InputError
+
+NO_BLOCK = -1
+"""The table entry of a logical block that has no physical one."""
+
+_CHURN = 4
+"""Times that every block changes hands before a churned pool is handed out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +23,8 @@ class Placement:
     """The sequences of one call and the blocks that hold them.
 
     The three lists have one entry per sequence. Sequence i's call covers its positions
-    starts[i] to starts[i] + lengths[i] - 1; its table covers positions 0 to that end.
+    starts[i] to starts[i] + lengths[i] - 1; its table covers positions 0 to that end, and may go on
+    with entries of NO_BLOCK.
     """
 
     starts: list[int]
@@ -24,45 +34,136 @@ class Placement:
     """Blocks in the pool; more than the tables use, so that stray writes have room to show."""
 
 
-def sequences(case: Case) -> tuple[list[int], list[int]]:
-    """The start position and the length of every sequence of a case, from its seed alone."""
-    starts = [case.start_pos] * case.batch
-    lengths = [case.seq_len] * case.batch
-    if case.lengths == "equal":
-        return starts, lengths
-    rng = random.Random(case.seed)  # noqa: S311 - reproducible, not secret
-    for i in range(1, case.batch):
-        starts[i] += rng.randint(0, 2 * case.block_size)
-    # Pairs trade tokens, so that the mean stays seq_len and bytes compare between cases.
-    for i in range(0, case.batch - 1, 2):
-        moved = (
-            case.seq_len if case.lengths == "holes" else rng.randint(0, max(case.seq_len - 1, 0))
-        )
-        lengths[i] += moved
-        lengths[i + 1] -= moved
-    return starts, lengths
+class BlockAllocator:
+    """Hands out a pool's blocks and takes them back, as an engine's scheduler does.
+
+    A block can be held several times over (a prefix that sequences share), and is free when its
+    last holder has let go. What was freed first is handed out first, as in vLLM's block pool.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._free = deque(range(num_blocks))
+        self._holders = [0] * num_blocks
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take that many blocks, each with one holder.
+
+        Raises:
+            InputError: So many are not free; none was taken.
+        """
+        if count > len(self._free):
+            raise InputError(f"{count} blocks: expected up to {len(self._free)}, which are free")
+        blocks = [self._free.popleft() for _ in range(count)]
+        for block in blocks:
+            self._holders[block] = 1
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Hold blocks once more that somebody holds already.
+
+        Raises:
+            InputError: A block is held by nobody.
+        """
+        held = list(blocks)
+        self._refuse_free(held)
+        for block in held:
+            self._holders[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Let go of blocks, the last of them first: a prefix stays in the cache for longest.
+
+        Raises:
+            InputError: A block is held by nobody.
+        """
+        held = list(blocks)
+        self._refuse_free(held)
+        for block in reversed(held):
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._free.append(block)
+
+    def _refuse_free(self, blocks: list[int]) -> None:
+        for block in blocks:
+            if not self._holders[block]:
+                raise InputError(
+                    f"block {block} is held by nobody; expected one that was allocated"
+                )
 
 
 def place(case: Case) -> Placement:
     """The placement of a case, from its seed alone."""
-    return place_sequences(case, *sequences(case))
+    return place_sequences(case, *case.sequences())
 
 
 def place_sequences(case: Case, starts: list[int], lengths: list[int]) -> Placement:
-    """The placement of given sequences, with the block size, order and seed of `case`."""
+    """The placement of given sequences, with the blocks, order and seed of `case`.
+
+    Of the blocks that all sequences share there is one copy. Of the blocks that new tokens fall in,
+    the first `case.missing_blocks` have none.
+    """
     needed = [
         -(-(start + length) // case.block_size)
         for start, length in zip(starts, lengths, strict=True)
     ]
-    total = sum(needed)
-    if case.block_order == "strided":
-        num_blocks = 2 * total + 2
-        order = list(range(0, 2 * total, 2))
-    else:
-        num_blocks = total + total // 4 + 2
-        order = list(range(num_blocks))
-        if case.block_order == "shuffled":
-            random.Random(case.seed).shuffle(order)  # noqa: S311 - reproducible, not secret
-    supply = iter(order)
-    tables = [[next(supply) for _ in range(count)] for count in needed]
+    heads = [min(count, case.shared_blocks) for count in needed]
+    # From the block of the first new token on, as far as the table goes.
+    gaps = [
+        min(case.missing_blocks, count - start // case.block_size) if count else 0
+        for count, start in zip(needed, starts, strict=True)
+    ]
+    own = [count - head - gap for count, head, gap in zip(needed, heads, gaps, strict=True)]
+    supply, num_blocks = _supply(case, max(heads, default=0) + sum(own))
+    blocks = iter(supply)
+    prefix = [next(blocks) for _ in range(max(heads, default=0))]
+    tables = []
+    for start, head, count, gap in zip(starts, heads, own, gaps, strict=True):
+        table = prefix[:head] + [next(blocks) for _ in range(count)]
+        first = start // case.block_size
+        table[first:first] = [NO_BLOCK] * gap
+        tables.append(table + [NO_BLOCK] * case.table_padding)
     return Placement(starts, lengths, tables, num_blocks)
+
+
+def _supply(case: Case, total: int) -> tuple[Sequence[int], int]:
+    """Blocks in the order in which tables take them, `total` or more, and the pool's size."""
+    if case.block_order == "strided":
+        return range(0, 2 * total, 2), 2 * total + 2
+    if case.block_order == "churned":
+        num_blocks = 2 * total + 2
+        return _churned(num_blocks, case.seed).allocate(total), num_blocks
+    num_blocks = total + total // 4 + 2
+    order = list(range(num_blocks))
+    if case.block_order == "shuffled":
+        random.Random(case.seed).shuffle(order)  # noqa: S311 - reproducible, not secret
+    return order, num_blocks
+
+
+def _churned(num_blocks: int, seed: int) -> BlockAllocator:
+    """A pool that sequences have come to and gone from until half of it is free again."""
+    rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    allocator = BlockAllocator(num_blocks)
+    longest = max(num_blocks // 8, 1)
+    live: list[list[int]] = []
+    handed_out = 0
+    while handed_out < _CHURN * num_blocks:
+        wanted = rng.randint(1, longest)
+        if wanted <= allocator.free:
+            live.append(allocator.allocate(wanted))
+            handed_out += wanted
+        else:
+            _retire(live, allocator, rng)
+    while allocator.free < num_blocks // 2:
+        _retire(live, allocator, rng)
+    return allocator
+
+
+def _retire(live: list[list[int]], allocator: BlockAllocator, rng: random.Random) -> None:
+    """Any of the sequences ends; another takes its place in the list."""
+    at = rng.randrange(len(live))
+    live[at], live[-1] = live[-1], live[at]
+    allocator.release(live.pop())

@@ -1,30 +1,29 @@
-"""Case, one point of a sweep, and Axes, the sweep itself. Torch-free: results open anywhere.
-
-An axis is written `name=values`, values being a comma list of single values and ranges whose ends
-are both included: `seq_len=1:8192:*2`, `num_kv_heads=1:8:+1`, `block_size=16,32`.
-"""
+"""Case, one point of a sweep. Torch-free: results open anywhere."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import InputError, unknown
 
 OPS = ("write", "read")
-BLOCK_ORDERS = ("sequential", "shuffled", "strided")
+BLOCK_ORDERS = ("sequential", "shuffled", "strided", "churned")
 LENGTHS = ("equal", "ragged", "holes")
-KV_INPUTS = ("contiguous", "fused_qkv")
+KV_INPUTS = ("contiguous", "fused_qkv", "head_major")
+PADDING_SLOTS = ("negative", "absent")
+SLOT_DTYPES = ("int64", "int32")
+LAYOUTS = ("NHD", "HND", "NHD-KV", "HND-KV", "x-packed", "MLA")
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-_DTYPE_ALIASES = {
-    "float32": "fp32",
-    "float": "fp32",
-    "float16": "fp16",
-    "half": "fp16",
-    "bfloat16": "bf16",
-}
-_MOST_VALUES_PER_AXIS = 10_000
+QUANTISED_BYTES: Mapping[str, int] = {"fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
+CACHE_DTYPES = ("auto", *QUANTISED_BYTES)
+KV_SCALES = ("per_tensor", "per_head", "per_token")
+SCALE_BYTES = 4
+"""Of one float32 scale."""
+_PACK_BYTES = 16
+"""Bytes of one vector of x-packed K."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,65 +48,174 @@ class Case:
     so that lengths differ with seq_len as their mean, and none is empty. "holes": as ragged, and
     every second sequence is empty. A batch of one is the same in all three. The total is always
     batch * seq_len."""
+    shared_blocks: int = 0
+    """Blocks at the head of every table that all sequences have in common: a shared prefix. A
+    write begins behind them, since what is shared is not written."""
+    missing_blocks: int = 0
+    """Of the blocks that a sequence's new tokens fall in, the first so many have none in the pool
+    (behind a sliding window): their table entry is -1, so that their tokens' slots are negative,
+    and they are written nowhere. Writing only."""
+    table_padding: int = 0
+    """Entries of -1 at the end of every block table, as the rows of an engine's table have."""
     padding: int = 0
-    """Rows of K/V past the last token that belong to no token (a CUDA graph's padding): their
-    slot is -1, and they are written nowhere. Writing only."""
+    """Rows of K/V past the last token that belong to no token (a CUDA graph's padding), written
+    nowhere. Writing only."""
+    padding_slots: str = "negative"
+    """What the slot mapping has for the rows of padding: a "negative" slot, or nothing, as it ends
+    with the last token ("absent"). Writing only."""
     kv_input: str = "contiguous"
-    """"contiguous" K and V, or slices of one "fused_qkv" projection, whose token stride is larger
-    than a row. Writing only."""
+    """K and V are "contiguous", or slices of one "fused_qkv" projection, whose token stride is
+    larger than a row, or "head_major", the heads outermost. Writing only."""
     block_size: int = 16
     """Tokens per block (a page)."""
     num_heads: int = 8
     """Query heads; a multiple of num_kv_heads."""
     num_kv_heads: int = 8
-    """K/V heads, as stored in the pool."""
+    """K/V heads, as stored in the pool; 1 in an MLA pool."""
     head_dim: int = 128
-    """Elements per head."""
+    """Elements per head; in an MLA pool those of a latent row, kv_c and k_pe together."""
+    rope_dim: int = 64
+    """Of an MLA pool's row, the last so many elements are k_pe. MLA only."""
     dtype: str = "bf16"
-    """"fp32", "fp16" or "bf16", of K, V and the pool alike."""
+    """"fp32", "fp16" or "bf16", of K and V."""
+    cache_dtype: str = "auto"
+    """Of the pool: "auto" is as dtype; "fp8_e4m3" (e4m3fn), "fp8_e5m2" or "int8" are quantised."""
+    kv_scale: str = "per_tensor"
+    """What has a float32 scale of its own, for K and for V, where the pool is quantised: all of it
+    ("per_tensor"), or each head ("per_head"), both given; or each token's row ("per_token"), which
+    a write computes from the row and stores beside it. Quantised only."""
+    layout: str = "NHD"
+    """How the pool's dimensions lie in memory (N blocks, B slots, H heads, D elements): "NHD" two
+    pools [N, B, H, D]; "HND" two [N, H, B, D]; "NHD-KV" one [N, 2, B, H, D]; "HND-KV" one
+    [N, H, B, 2D]; "x-packed" K [N, H, D/x, B, x] with x elements in 16 bytes, and V [N, H, D, B];
+    "MLA" one [N, B, D] of latent rows."""
     block_order: str = "shuffled"
     """How a sequence's blocks lie in the pool: "sequential" one after the other, "shuffled" at
-    random, "strided" every second block."""
+    random, "strided" every second block, "churned" as an allocator hands them out after many
+    sequences have come and gone."""
+    slot_dtype: str = "int64"
+    """Of slot mappings and other indices on the device: "int64" or "int32"."""
     seed: int = 0
     """Decides every random choice: lengths, starts, block order, data."""
 
     def __post_init__(self) -> None:
-        _one_of("op", self.op, OPS)
-        _one_of("dtype", self.dtype, DTYPE_BYTES)
-        _one_of("block_order", self.block_order, BLOCK_ORDERS)
-        _one_of("lengths", self.lengths, LENGTHS)
-        _one_of("kv_input", self.kv_input, KV_INPUTS)
-        for name, least in _LEAST.items():
-            _at_least(name, getattr(self, name), least)
+        for name, choices in WORDS.items():
+            one_of(name, getattr(self, name), choices)
+        for name, least in LEAST.items():
+            at_least(name, getattr(self, name), least)
         if self.num_heads % self.num_kv_heads:
             raise InputError(
                 f"num_heads={self.num_heads} with num_kv_heads={self.num_kv_heads}: "
                 "expected num_heads to be a multiple of num_kv_heads"
             )
-        for name in WRITE_ONLY if self.op != "write" else ():
-            if getattr(self, name) != _DEFAULTS[name]:
+        for name, why in without_meaning(self.op, self.layout, self.cache_dtype).items():
+            if getattr(self, name) != DEFAULTS[name]:
                 raise InputError(
-                    f"{name}={getattr(self, name)} with op={self.op}: expected "
-                    f"{_DEFAULTS[name]}, only a write takes rows of K and V"
+                    f"{name}={getattr(self, name)} with {why}: expected {DEFAULTS[name]}"
                 )
+        self._check_layout()
+        if self.op == "write" and self.start_pos < self.shared_blocks * self.block_size:
+            raise InputError(
+                f"shared_blocks={self.shared_blocks} with op=write and start_pos={self.start_pos}: "
+                f"expected start_pos of {self.shared_blocks * self.block_size} or more, "
+                "since a shared block is not written to"
+            )
+
+    def _check_layout(self) -> None:
+        if self.layout == "x-packed" and self.head_dim % self.pack:
+            raise InputError(
+                f"head_dim={self.head_dim} with layout=x-packed: expected a multiple of "
+                f"{self.pack}, the elements in {_PACK_BYTES} bytes"
+            )
+        if self.layout == "MLA" and self.num_kv_heads != 1:
+            raise InputError(f"num_kv_heads={self.num_kv_heads} with layout=MLA: expected 1")
+        if self.layout == "MLA" and self.head_dim <= self.rope_dim:
+            raise InputError(
+                f"head_dim={self.head_dim} with layout=MLA and rope_dim={self.rope_dim}: "
+                f"expected more than rope_dim, the part of a row that is k_pe"
+            )
 
     @property
     def tokens(self) -> int:
-        """Tokens that one call moves, over all sequences."""
+        """Tokens that one call is given, over all sequences."""
         return self.batch * self.seq_len
 
     @property
+    def quantised(self) -> bool:
+        """Whether the pool holds codes and scales instead of values."""
+        return self.cache_dtype in QUANTISED_BYTES
+
+    @property
+    def cache_element_bytes(self) -> int:
+        """Bytes of one element in the pool."""
+        return QUANTISED_BYTES.get(self.cache_dtype, DTYPE_BYTES[self.dtype])
+
+    @property
+    def pack(self) -> int:
+        """Elements in one vector of x-packed K (vLLM's x)."""
+        return _PACK_BYTES // self.cache_element_bytes
+
+    @property
+    def key_dim(self) -> int:
+        """Elements of one head of K; of kv_c in an MLA pool."""
+        return self.head_dim - self.rope_dim if self.layout == "MLA" else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of one head of V; of k_pe in an MLA pool."""
+        return self.rope_dim if self.layout == "MLA" else self.head_dim
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of one token's K and V together."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of one token's K (its V has as many)."""
-        return self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Bytes of one token's K and V together, as a write is given them and a read gives them."""
+        return self.token_elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one token's K and V together in the pool, with the scales it has of its own."""
+        scales = 2 * SCALE_BYTES if self.kv_scale == "per_token" else 0
+        return self.token_elements * self.cache_element_bytes + scales
 
     @property
     def nbytes(self) -> int:
-        """The least traffic of one call: each K and V byte read once and written once.
+        """The least traffic of one call: each source byte read once, each target byte written once.
 
-        Padding moves nothing, and indices (8 bytes a token at most) are not counted.
+        Padding and tokens without a block move nothing; what sequences share is read once; indices
+        (8 bytes a token at most) and scales given from outside are not counted.
         """
-        return 2 * 2 * self.tokens * self.row_bytes
+        rows, slots = self.moved()
+        return rows * self.row_bytes + slots * self.slot_bytes
+
+    def moved(self) -> tuple[int, int]:
+        """Rows of K and V, and different slots of the pool, that one call moves."""
+        if not (self.shared_blocks or self.missing_blocks):
+            return self.tokens, self.tokens
+        return _moved(self)
+
+    def sequences(self) -> tuple[list[int], list[int]]:
+        """The start position and the length of every sequence, from the seed alone."""
+        starts = [self.start_pos] * self.batch
+        lengths = [self.seq_len] * self.batch
+        if self.lengths == "equal":
+            return starts, lengths
+        rng = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
+        for i in range(1, self.batch):
+            starts[i] += rng.randint(0, 2 * self.block_size)
+        # Pairs trade tokens, so that the mean stays seq_len and bytes compare between cases.
+        for i in range(0, self.batch - 1, 2):
+            moved = (
+                self.seq_len
+                if self.lengths == "holes"
+                else rng.randint(0, max(self.seq_len - 1, 0))
+            )
+            lengths[i] += moved
+            lengths[i + 1] -= moved
+        return starts, lengths
 
     def label(self) -> str:
         """The case on one line, for people: every field as name=value."""
@@ -118,183 +226,94 @@ class Case:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
-WRITE_ONLY = ("padding", "kv_input")
+@functools.lru_cache(maxsize=4096)
+def _moved(case: Case) -> tuple[int, int]:
+    starts, lengths = case.sequences()
+    if case.op == "write":
+        stored = 0
+        for start, length in zip(starts, lengths, strict=True):
+            # The first token that has a block.
+            first = (start // case.block_size + case.missing_blocks) * case.block_size
+            stored += max(start + length - max(start, first), 0) if case.missing_blocks else length
+        return stored, stored
+    prefix = case.shared_blocks * case.block_size
+    slots = covered = 0
+    for start, length in sorted(zip(starts, lengths, strict=True)):
+        slots += max(start + length - max(start, prefix), 0)
+        shared_end = min(start + length, prefix)
+        # In order of their starts, so that what earlier sequences cover ends in one place.
+        slots += max(shared_end - max(start, covered), 0)
+        covered = max(covered, shared_end)
+    return case.tokens, slots
+
+
+def without_meaning(op: str, layout: str, cache_dtype: str) -> dict[str, str]:
+    """The fields that mean nothing where these have these values, each with the reason."""
+    found: dict[str, str] = {}
+    if op != "write":
+        found |= dict.fromkeys(WRITE_ONLY, f"op={op} (only a write takes rows of K and V)")
+    if layout != "MLA":
+        found["rope_dim"] = f"layout={layout} (only MLA has a k_pe)"
+    if cache_dtype not in QUANTISED_BYTES:
+        found["kv_scale"] = "cache_dtype=auto (only a quantised pool has scales)"
+    return found
+
+
+WRITE_ONLY = ("missing_blocks", "padding", "padding_slots", "kv_input")
 """The fields that have a meaning only where rows of K and V are taken in."""
 
-_DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in dataclasses.fields(Case)}
+DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in dataclasses.fields(Case)}
+"""Every field's default; `dataclasses.MISSING` where it has none."""
 
-_LEAST: Mapping[str, int] = {
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "op": OPS,
+    "lengths": LENGTHS,
+    "padding_slots": PADDING_SLOTS,
+    "kv_input": KV_INPUTS,
+    "dtype": tuple(DTYPE_BYTES),
+    "cache_dtype": CACHE_DTYPES,
+    "kv_scale": KV_SCALES,
+    "layout": LAYOUTS,
+    "block_order": BLOCK_ORDERS,
+    "slot_dtype": SLOT_DTYPES,
+}
+"""The values of every field that is a word."""
+
+LEAST: Mapping[str, int] = {
     "seq_len": 0,
     "batch": 0,
     "start_pos": 0,
+    "shared_blocks": 0,
+    "missing_blocks": 0,
+    "table_padding": 0,
     "padding": 0,
     "block_size": 1,
     "num_heads": 1,
     "num_kv_heads": 1,
     "head_dim": 1,
+    "rope_dim": 1,
     "seed": 0,
 }
+"""The least value of every field that is a number."""
 
 
-def _one_of(name: str, value: str, choices: Iterable[str]) -> None:
+def one_of(name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse a word that is none of the choices.
+
+    Raises:
+        InputError: The message names the nearest.
+    """
     known = list(choices)
     if value not in known:
         raise unknown(name, str(value), known)
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def at_least(name: str, value: int, least: int) -> None:
+    """Refuse what is no integer, or one that is too small.
+
+    Raises:
+        InputError: The message names the value and the least.
+    """
     # bool is an int to Python and a mistake to a user.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{name}={value!r}: expected an integer, {least} or more")
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """What one axis of a sweep takes: how its values are read, and its defaults."""
-
-    name: str
-    parse: Callable[[str], tuple[int | str, ...]]
-    default: str
-    """The default values, as they would be given, or in words."""
-    expected: str
-
-
-def _parse_integer(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"axis {name}: {text!r} is not an integer") from None
-
-
-def _parse_integers(name: str, text: str) -> tuple[int, ...]:
-    if ":" not in text:
-        value = _parse_integer(name, text)
-        _at_least(name, value, _LEAST[name])
-        return (value,)
-    pieces = text.split(":")
-    form = f"axis {name}: {text!r} is not a range; expected first:last:*factor or first:last:+step"
-    if len(pieces) != 3 or pieces[2][:1] not in {"*", "+"}:  # noqa: PLR2004 - first:last:step
-        raise InputError(form)
-    first, last, step = (_parse_integer(name, piece) for piece in (*pieces[:2], pieces[2][1:]))
-    _at_least(name, first, _LEAST[name])
-    grows = step > 1 and first > 0 if pieces[2][0] == "*" else step > 0
-    if not grows or last < first:
-        raise InputError(
-            f"{form}, first <= last, a step of 1 or more, or a factor of 2 or more from 1 or more"
-        )
-    values = [first]
-    while True:
-        following = values[-1] * step if pieces[2][0] == "*" else values[-1] + step
-        if following > last:
-            return tuple(values)
-        if len(values) == _MOST_VALUES_PER_AXIS:
-            raise InputError(
-                f"axis {name}: {text!r} has more than {_MOST_VALUES_PER_AXIS} values; "
-                "expected a larger step"
-            )
-        values.append(following)
-
-
-def _integer_axis(name: str) -> Axis:
-    def parse(text: str) -> tuple[int | str, ...]:
-        pieces = [piece.strip() for piece in text.split(",")]
-        return tuple(itertools.chain.from_iterable(_parse_integers(name, p) for p in pieces))
-
-    expected = f"integers from {_LEAST[name]}, as 1,8 or 1:64:*2"
-    return Axis(name, parse, _AXIS_DEFAULTS[name], expected)
-
-
-def _word_axis(name: str, choices: Iterable[str], aliases: Mapping[str, str] | None = None) -> Axis:
-    known = tuple(choices)
-
-    def parse(text: str) -> tuple[int | str, ...]:
-        words = [(aliases or {}).get(w.strip(), w.strip()) for w in text.split(",")]
-        for word in words:
-            _one_of(f"value of axis {name}", word, known)
-        return tuple(words)
-
-    return Axis(name, parse, _AXIS_DEFAULTS[name], ", ".join(known))
-
-
-_AXIS_DEFAULTS: Mapping[str, str] = {
-    **{name: str(value) for name, value in _DEFAULTS.items()},
-    "op": ",".join(OPS),
-    "seq_len": "128",
-    "num_heads": "as num_kv_heads",
-}
-
-AXES: Mapping[str, Axis] = {
-    axis.name: axis
-    for axis in (
-        _word_axis("op", OPS),
-        *map(_integer_axis, ("seq_len", "batch", "start_pos")),
-        _word_axis("lengths", LENGTHS),
-        _integer_axis("padding"),
-        _word_axis("kv_input", KV_INPUTS),
-        *map(_integer_axis, ("block_size", "num_heads", "num_kv_heads", "head_dim")),
-        _word_axis("dtype", DTYPE_BYTES, _DTYPE_ALIASES),
-        _word_axis("block_order", BLOCK_ORDERS),
-        _integer_axis("seed"),
-    )
-}
-"""Every axis of a sweep by name: the fields of a Case."""
-
-
-@dataclass(frozen=True, slots=True)
-class Axes:
-    """A sweep: the product of the values of its axes, axes not named having their default."""
-
-    values: tuple[tuple[str, tuple[int | str, ...]], ...]
-
-    @classmethod
-    def parse(cls, texts: Iterable[str]) -> "Axes":
-        """Axes from `name=values` texts, as given to `-a`.
-
-        Raises:
-            InputError: An unknown axis, an axis given twice, or a value it can't have.
-        """
-        found: dict[str, tuple[int | str, ...]] = {}
-        for text in texts:
-            name, equals, values = text.partition("=")
-            name = name.strip()
-            if not equals or not values.strip():
-                raise InputError(f"axis {text!r}: expected name=values, as seq_len=1:8192:*2")
-            if name not in AXES:
-                raise unknown("axis", name, AXES)
-            if name in found:
-                raise InputError(f"axis {name} is given twice; expected one list, as {name}=A,B")
-            found[name] = tuple(dict.fromkeys(AXES[name].parse(values)))
-        return cls(tuple(found.items()))
-
-    def override(self, other: "Axes") -> "Axes":
-        """These axes with every axis that `other` names replaced by its values there."""
-        return Axes(tuple({**dict(self.values), **dict(other.values)}.items()))
-
-    def expand(self) -> tuple[Case, ...]:
-        """Every case of the product, in a stable order, each once.
-
-        An axis without meaning for a case's op has its default there (a read has no padding).
-        num_heads follows num_kv_heads unless it is named.
-
-        Raises:
-            InputError: Two axes have values that don't go together.
-        """
-        named = dict(self.values)
-        columns = {
-            name: named.get(name) or axis.parse(axis.default)
-            for name, axis in AXES.items()
-            if name in named or name != "num_heads"
-        }
-        cases: dict[Case, None] = {}
-        for point in itertools.product(*columns.values()):
-            fields = dict(zip(columns, point, strict=True))
-            fields.setdefault("num_heads", fields["num_kv_heads"])
-            if fields["op"] != "write":
-                fields.update({name: _DEFAULTS[name] for name in WRITE_ONLY})
-            cases[Case(**fields)] = None  # type: ignore[arg-type]
-        return tuple(cases)
-
-
-def expand_all(grids: Iterable[Axes]) -> tuple[Case, ...]:
-    """The cases of several sweeps, each case once, in the order of their first appearance."""
-    return tuple(dict.fromkeys(itertools.chain.from_iterable(grid.expand() for grid in grids)))

@@ -16,7 +16,8 @@ import click
 from rich.console import Console
 
 import kvbench
-from kvbench.cases import AXES, OPS, Axes, Case, expand_all
+from kvbench.axes import AXES, Axes, expand_all
+from kvbench.cases import OPS, Case
 from kvbench.errors import InputError, KvbenchError, unknown
 from kvbench.presets import CHECK_GRIDS, PRESETS, get_preset
 from kvbench.results import CacheState

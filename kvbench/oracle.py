@@ -1,20 +1,28 @@
 """What each op means, written for reading, and the check of a strategy against it.
 
-The slot arithmetic here is the oracle's own, so that a mistake in `pool` can't hide. The whole
-pool is compared bit for bit, slots that belong to no token included.
+The slot arithmetic and the layouts here are the oracle's own, so that a mistake in `pool` can't
+hide. The whole pool is compared bit for bit, slots that belong to no token included; what
+arithmetic has gone into (codes, scales and rows of quantised pools) within derived tolerances.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvbench.cases import Case
+from kvbench.formats import numbers, right_codes, right_rows, right_scales
 from kvbench.strategies.base import Strategy
 from kvbench.workload import Workload, fill
 
 Bits = npt.NDArray[np.integer]
+Place = tuple[int, int]
+"""A physical block and a slot in it."""
+
 _PREPARING = 1000
 """The version of the data that is there while a strategy prepares: none that it is judged by."""
-_BIT_TYPES = {2: torch.int16, 4: torch.int32}
+_BIT_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def bits(tensor: torch.Tensor) -> Bits:
@@ -23,31 +31,58 @@ def bits(tensor: torch.Tensor) -> Bits:
     return integers.to("cpu", copy=True).numpy()
 
 
-def token_slots(workload: Workload) -> list[tuple[int, int]]:
-    """The (physical block, slot in it) of every token, sequence after sequence."""
-    places = []
+def token_places(workload: Workload) -> list[Place | None]:
+    """Where every token lives, sequence after sequence; None without a block to live in."""
+    places: list[Place | None] = []
     for table, start, length in zip(
         workload.block_tables, workload.starts, workload.lengths, strict=True
     ):
         for position in range(start, start + length):
             block, slot = divmod(position, workload.block_size)
-            places.append((table[block], slot))
+            places.append((table[block], slot) if table[block] >= 0 else None)
     return places
 
 
-def written(pool: Bits, rows: Bits, places: list[tuple[int, int]]) -> Bits:
+def pools(case: Case, storages: Sequence[Bits]) -> dict[str, Bits]:
+    """The K and the V of every slot, [num_blocks, block_size, num_kv_heads, dim], in any layout."""
+    first, last = storages[0], storages[-1]
+    match case.layout:
+        case "NHD":
+            key, value = first, last
+        case "HND":
+            key, value = first.swapaxes(1, 2), last.swapaxes(1, 2)
+        case "NHD-KV":
+            key, value = first[:, 0], first[:, 1]
+        case "HND-KV":
+            key = first[:, :, :, : case.head_dim].swapaxes(1, 2)
+            value = first[:, :, :, case.head_dim :].swapaxes(1, 2)
+        case "x-packed":
+            # [N, H, D/x, B, x] to [N, B, H, D/x, x], and its last two to one.
+            n, h, packs, b, x = first.shape
+            key = np.moveaxis(first, 3, 1).reshape(n, b, h, packs * x)
+            value = np.moveaxis(last, 3, 1)
+        case "MLA":
+            latent = first[:, :, np.newaxis, :]
+            key = latent[..., : case.head_dim - case.rope_dim]
+            value = latent[..., case.head_dim - case.rope_dim :]
+    return {"key_pool": key, "value_pool": value}
+
+
+def written(pool: Bits, rows: Bits, places: Sequence[Place | None]) -> Bits:
     """The pool after a write: each token's row in its slot, everything else as it was."""
     after = pool.copy()
-    for token, (block, slot) in enumerate(places):
-        after[block, slot] = rows[token]
+    for token, place in enumerate(places):
+        if place is not None:
+            after[place] = rows[token]
     return after
 
 
-def gathered(pool: Bits, places: list[tuple[int, int]]) -> Bits:
+def gathered(pool: Bits, places: Sequence[Place | None]) -> Bits:
     """The rows of a read, [tokens, num_kv_heads, head_dim], sequence after sequence."""
-    rows = np.empty((len(places), *pool.shape[2:]), dtype=pool.dtype)
-    for token, (block, slot) in enumerate(places):
-        rows[token] = pool[block, slot]
+    rows = np.zeros((len(places), *pool.shape[2:]), dtype=pool.dtype)
+    for token, place in enumerate(places):
+        if place is not None:
+            rows[token] = pool[place]
     return rows
 
 
@@ -62,15 +97,9 @@ def check(strategy: Strategy, workload: Workload, *, versions: tuple[int, ...] =
         "" if every bit is right, else the first mismatch, in words.
     """
     fill(workload, _PREPARING)
-    tensors = {
-        "key": workload.key,
-        "value": workload.value,
-        "key_pool": workload.key_pool,
-        "value_pool": workload.value_pool,
-    }
-    before = {name: bits(tensor) for name, tensor in tensors.items()}
+    before = {name: bits(tensor) for name, tensor in workload.tensors().items()}
     prepared = strategy.prepare(workload)
-    for name, tensor in tensors.items():
+    for name, tensor in workload.tensors().items():
         if not np.array_equal(bits(tensor), before[name]):
             return f"prepare changed {name}; expected it to leave tensors alone"
     for version in versions:
@@ -87,79 +116,127 @@ def recheck(strategy: Strategy, workload: Workload, prepared: object, version: i
         "" if every bit is right, else the first mismatch, in words.
     """
     fill(workload, version)
-    return _check_run(strategy, workload, prepared)
-
-
-def _check_run(strategy: Strategy, workload: Workload, prepared: object) -> str:
-    places = token_slots(workload)
-    inputs = {"key": workload.key, "value": workload.value}
-    pools = {"key_pool": workload.key_pool, "value_pool": workload.value_pool}
-    rows = {name: bits(tensor) for name, tensor in inputs.items()}
-    before = {name: bits(tensor) for name, tensor in pools.items()}
-
+    before = _State(workload)
     output = strategy.run(workload, prepared)
-
-    for name, tensor in inputs.items():
-        if not np.array_equal(bits(tensor), rows[name]):
+    after = _State(workload)
+    for name in before.fixed:
+        if not np.array_equal(after.fixed[name], before.fixed[name]):
             return f"{name} was changed; expected it to be read only"
+    places = token_places(workload)
     if workload.case.op == "write":
         if output is not None:
             return f"run returned {type(output).__name__}; expected None from a write"
-        for (pool_name, tensor), row in zip(pools.items(), rows.values(), strict=True):
-            expected = written(before[pool_name], row, places)
-            mismatch = _compare_pool(pool_name, bits(tensor), expected, before[pool_name], places)
-            if mismatch:
-                return mismatch
-        return ""
-    for pool_name, tensor in pools.items():
-        if not np.array_equal(bits(tensor), before[pool_name]):
-            return f"{pool_name} was changed; expected a read to leave it alone"
-    return _compare_outputs(output, pools, before, places)
+        return _check_write(workload.case, before, after, places)
+    for name in before.cache:
+        if not np.array_equal(after.cache[name], before.cache[name]):
+            return f"{name} was changed; expected a read to leave it alone"
+    return _check_read(workload, before, output, places)
 
 
-def _compare_outputs(
-    output: object,
-    pools: dict[str, torch.Tensor],
-    before: dict[str, Bits],
-    places: list[tuple[int, int]],
+class _State:
+    """The bits of everything a strategy is given, at one moment."""
+
+    def __init__(self, workload: Workload) -> None:
+        case = workload.case
+        self.rows = {
+            "key": bits(workload.key).reshape(-1, case.num_kv_heads, case.key_dim),
+            "value": bits(workload.value).reshape(-1, case.num_kv_heads, case.value_dim),
+        }
+        self.scales: dict[str, Bits] = {}
+        if workload.key_scale is not None and workload.value_scale is not None:
+            self.scales = {
+                "key_scale": bits(workload.key_scale),
+                "value_scale": bits(workload.value_scale),
+            }
+        self.cache = pools(case, [bits(storage) for storage in workload.storages])
+        self.fixed = dict(self.rows)
+        if case.kv_scale == "per_token":
+            self.cache |= self.scales  # [num_blocks, block_size]: a write stores them
+        else:
+            self.fixed |= self.scales
+
+    def scale(self, pool_name: str) -> Bits:
+        """The scales of a quantised pool."""
+        return self.scales[pool_name.replace("_pool", "_scale")]
+
+
+def _check_write(case: Case, before: _State, after: _State, places: Sequence[Place | None]) -> str:
+    for name, found in after.cache.items():
+        stored = gathered(found, places)
+        rows = before.rows[name.partition("_")[0]][: len(places)]
+        if name.endswith("_scale"):
+            values = numbers(rows, case.dtype)
+            right = right_scales(values, stored.view(np.float32), case.cache_dtype)
+            expected: Bits = right.view(np.int32)
+        elif case.quantised:
+            scale = _spread(case, after.scale(name), places)
+            expected = right_codes(numbers(rows, case.dtype), scale, stored, case.cache_dtype)
+        else:
+            expected = rows
+        mismatch = _compare_pool(
+            name, found, written(before.cache[name], expected, places), before.cache[name], places
+        )
+        if mismatch:
+            return mismatch
+    return ""
+
+
+def _spread(case: Case, scale: Bits, places: Sequence[Place | None]) -> npt.NDArray[np.float32]:
+    """The scales of tokens' rows, in a shape that goes with [tokens, num_kv_heads, dim]."""
+    if case.kv_scale == "per_token":
+        scale = gathered(scale, places)[:, np.newaxis]
+    return scale.view(np.float32)[:, :, np.newaxis]
+
+
+def _check_read(
+    workload: Workload, before: _State, output: object, places: Sequence[Place | None]
 ) -> str:
-    if not isinstance(output, tuple) or len(output) != len(before):
+    case = workload.case
+    if not isinstance(output, tuple) or len(output) != 2:  # noqa: PLR2004 - K and V
         size = f" of {len(output)}" if isinstance(output, tuple) else ""
         return f"run returned a {type(output).__name__}{size}; expected a tuple (K, V) from a read"
-    dtype = next(iter(pools.values())).dtype
-    for name, tensor, pool in zip(("K", "V"), output, before.values(), strict=True):
-        expected = gathered(pool, places)
+    for name, tensor, like in zip(("K", "V"), output, (workload.key, workload.value), strict=True):
         if not isinstance(tensor, torch.Tensor):
             return f"{name} is {type(tensor).__name__}; expected a tensor"
-        if tuple(tensor.shape) != expected.shape or tensor.dtype != dtype:
+        shape = [len(places), *like.shape[1:]]
+        if list(tensor.shape) != shape or tensor.dtype != workload.dtype:
             return (
                 f"{name} is {tensor.dtype} of shape {list(tensor.shape)}; expected "
-                f"{dtype} of shape {list(expected.shape)}"
+                f"{workload.dtype} of shape {shape}"
             )
-        for pool_name, pool_tensor in pools.items():
-            if tensor.numel() and _shares_memory(tensor, pool_tensor):
-                return f"{name} is a view of {pool_name}; expected rows of its own from a read"
-        actual = bits(tensor)
+        pool_name = {"K": "key_pool", "V": "value_pool"}[name]
+        if tensor.numel() and any(_shares_memory(tensor, s) for s in workload.storages):
+            return f"{name} is a view of {pool_name}; expected rows of its own from a read"
+        expected = gathered(before.cache[pool_name], places)
+        actual = bits(tensor).reshape(expected.shape)
+        if case.quantised:
+            scale = _spread(case, before.scale(pool_name), places)
+            expected = right_rows(expected, scale, actual, case.cache_dtype, case.dtype)
         if not np.array_equal(actual, expected):
             token, head, dim = _first_difference(actual, expected)
-            block, slot = places[token]
             return (
-                f"{name} of token {token} (block {block}, slot {slot}), head {head}, element "
+                f"{name} of token {token} {_where(places[token])}, head {head}, element "
                 f"{dim} is {_hex(actual[token, head, dim])}; "
                 f"expected {_hex(expected[token, head, dim])}"
             )
     return ""
 
 
+def _where(place: Place | None) -> str:
+    return "without a block" if place is None else f"(block {place[0]}, slot {place[1]})"
+
+
 def _compare_pool(
-    name: str, actual: Bits, expected: Bits, before: Bits, places: list[tuple[int, int]]
+    name: str, actual: Bits, expected: Bits, before: Bits, places: Sequence[Place | None]
 ) -> str:
     if np.array_equal(actual, expected):
         return ""
-    block, slot, head, dim = _first_difference(actual, expected)
+    block, slot, *at = _first_difference(actual, expected)
     tokens = [token for token, place in enumerate(places) if place == (block, slot)]
-    where = f"{name} block {block}, slot {slot}, head {head}, element {dim}"
-    got, wanted = _hex(actual[block, slot, head, dim]), _hex(expected[block, slot, head, dim])
+    inner = "".join(f", {what} {i}" for what, i in zip(("head", "element"), at, strict=False))
+    where = f"{name} block {block}, slot {slot}{inner}"
+    index = (block, slot, *at)
+    got, wanted = _hex(actual[index]), _hex(expected[index])
     if not tokens:
         return f"{where} belongs to no token but was written: {got}; expected {wanted}"
     if np.array_equal(actual[block, slot], before[block, slot]):

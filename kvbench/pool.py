@@ -1,17 +1,74 @@
-"""Slot arithmetic: the one place, outside the oracle, that knows where a position lives.
+"""Layouts and slot arithmetic: the one place, outside the oracle, that knows where a token lives.
 
 Position p of a sequence lives in physical block block_table[p // block_size], at slot
 p % block_size of it; its flat slot is physical * block_size + p % block_size, always 64-bit.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvbench.cases import Case
+
 PADDING_SLOT = -1
 """The slot of a row that belongs to no token. Any negative slot means the same."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pools:
+    """The K and V of every block, whatever their layout."""
+
+    storages: tuple[torch.Tensor, ...]
+    """What was allocated: contiguous, in the layout's own shape (see Case.layout)."""
+    key: torch.Tensor
+    """K as a view [num_blocks, block_size, num_kv_heads, key_dim]; of an x-packed pool
+    [num_blocks, block_size, num_kv_heads, key_dim / x, x], as no strides make one of the last two.
+    """
+    value: torch.Tensor
+    """V as a view [num_blocks, block_size, num_kv_heads, value_dim]."""
+
+
+def allocate(case: Case, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Pools:
+    """A case's pools, their contents undefined.
+
+    Raises:
+        MemoryError, torch.OutOfMemoryError: They don't fit.
+    """
+    n, b, h, d, x = num_blocks, case.block_size, case.num_kv_heads, case.head_dim, case.pack
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    match case.layout:
+        case "NHD":
+            key, value = empty(n, b, h, d), empty(n, b, h, d)
+            return Pools((key, value), key, value)
+        case "HND":
+            key, value = empty(n, h, b, d), empty(n, h, b, d)
+            return Pools((key, value), key.transpose(1, 2), value.transpose(1, 2))
+        case "NHD-KV":
+            both = empty(n, 2, b, h, d)
+            return Pools((both,), both[:, 0], both[:, 1])
+        case "HND-KV":
+            both = empty(n, h, b, 2 * d)
+            slots = both.transpose(1, 2)
+            return Pools((both,), slots[..., :d], slots[..., d:])
+        case "x-packed":
+            key, value = empty(n, h, d // x, b, x), empty(n, h, d, b)
+            return Pools((key, value), key.permute(0, 3, 1, 2, 4), value.permute(0, 3, 1, 2))
+        case "MLA":
+            latent = empty(n, b, d)
+            rows = latent.unsqueeze(2)
+            return Pools((latent,), rows[..., : case.key_dim], rows[..., case.key_dim :])
+    raise AssertionError(f"layout {case.layout}")  # a Case has no other
+
+
+def as_slots(rows: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    """Rows [tokens, num_kv_heads, head_dim] seen in the shape of a pool's slots."""
+    return rows.view(*rows.shape[:2], *pool.shape[3:])
 
 
 def slot_mapping(
@@ -23,6 +80,8 @@ def slot_mapping(
     padding: int = 0,
 ) -> npt.NDArray[np.int64]:
     """The flat slots of every token of a batch, sequence after sequence, then the padding.
+
+    A token in a logical block without a physical one (a negative table entry) has a negative slot.
 
     Args:
         block_tables: One list of physical blocks per sequence.
@@ -44,10 +103,25 @@ def slot_mapping(
     return slots
 
 
+def stored_rows(slots: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
+    """The rows of a slot mapping that have a slot: what plain indexing must be cut down to.
+
+    A negative index is valid to PyTorch and NumPy, and counts from the end.
+    """
+    return np.flatnonzero(slots >= 0)
+
+
 def flat_slots_view(pool: torch.Tensor) -> torch.Tensor:
-    """A pool [num_blocks, block_size, H, D] seen as its slots [num_blocks * block_size, H, D].
+    """A pool [num_blocks, block_size, ...] seen as its slots [num_blocks * block_size, ...].
 
     Raises:
         RuntimeError: The pool's strides don't allow it without a copy (torch's own message).
     """
     return pool.view(-1, *pool.shape[2:])
+
+
+def no_flat_slots(case: Case) -> str | None:
+    """None if `flat_slots_view` works in a case's layout, else why not."""
+    if case.layout in {"NHD", "MLA"}:
+        return None
+    return f"layout {case.layout}: its blocks and slots don't lie on one axis of flat slots"

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvbench.cases import Axes, Case, expand_all
+from kvbench.axes import Axes, expand_all
+from kvbench.cases import Case
 from kvbench.errors import unknown
 
 

@@ -1,13 +1,38 @@
 """The tensors of a case on a device, rebuilt from the case alone."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from kvbench import pool
 from kvbench.blocks import Placement, place
 from kvbench.cases import Case
+from kvbench.errors import InputError
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+CACHE_DTYPES = {
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+
+
+def largest(dtype: torch.dtype) -> float:
+    """The largest finite value of a format of codes."""
+    return float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
+
+
+_LARGEST_EXPONENT = {"fp8_e4m3": 9, "fp8_e5m2": 16, "int8": 7}
+"""The first power of two that a format does not reach."""
+_EXPONENTS = {"fp8_e4m3": 22, "fp8_e5m2": 36, "int8": 10}
+"""Powers of two that the magnitudes of a quantised case's K and V are spread over: from below a
+format's smallest value to above its largest."""
+_SCALE_EXPONENT = 3
+"""Given scales lie between 2**-3 and 2**3, as calibration gives them."""
+_SPECIAL_ONE_IN = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,15 +45,23 @@ class Workload:
     case: Case
     device: torch.device
     key: torch.Tensor
-    """New tokens' K, [tokens + padding, num_kv_heads, head_dim], sequence after sequence, the
-    padding last. Its token stride is larger than a row if `kv_input` is "fused_qkv". No rows if
-    the op is a read."""
+    """New tokens' K, [tokens + padding, num_kv_heads, key_dim], sequence after sequence, the
+    padding last, with the strides of `kv_input`; kv_c of an MLA pool. Seen in the shape of the
+    pool's slots: of an x-packed pool [..., key_dim / x, x]. No rows if the op is a read."""
     value: torch.Tensor
-    """New tokens' V, as `key`."""
+    """New tokens' V, as `key`; k_pe of an MLA pool."""
     key_pool: torch.Tensor
-    """K of every block, [num_blocks, block_size, num_kv_heads, head_dim] ("NHD")."""
+    """K of every block, [num_blocks, block_size, num_kv_heads, key_dim], a view into storage of any
+    layout; of an x-packed pool [num_blocks, block_size, num_kv_heads, key_dim / x, x]."""
     value_pool: torch.Tensor
-    """V of every block, as `key_pool`."""
+    """V of every block, [num_blocks, block_size, num_kv_heads, value_dim], as `key_pool`."""
+    storages: tuple[torch.Tensor, ...]
+    """The memory of the pools, in the layout's own shape (see Case.layout)."""
+    key_scale: torch.Tensor | None
+    """float32 scales of K: [1, 1] "per_tensor" or [1, num_kv_heads] "per_head", given; or
+    [num_blocks, block_size] "per_token", stored by a write. None if the pool is not quantised."""
+    value_scale: torch.Tensor | None
+    """float32 scales of V, as `key_scale`."""
     starts: list[int]
     lengths: list[int]
     block_tables: list[list[int]]
@@ -38,20 +71,53 @@ class Workload:
         """Tokens per block."""
         return self.case.block_size
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that own this workload's memory."""
-        return (self.key, self.value, self.key_pool, self.value_pool)
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of K and V outside the pool: what a read gives."""
+        return TORCH_DTYPES[self.case.dtype]
+
+    @property
+    def slot_dtype(self) -> torch.dtype:
+        """Of indices on the device."""
+        return torch.int32 if self.case.slot_dtype == "int32" else torch.int64
+
+    def slot_mapping(self) -> npt.NDArray[np.integer]:
+        """The flat slots of every token, then those of padding where the case wants them mapped.
+
+        Returns:
+            int64 or int32 of shape [tokens] or [tokens + padding]; negative slots are padding.
+
+        Raises:
+            InputError: A slot is too large for int32.
+        """
+        mapped = self.case.padding if self.case.padding_slots == "negative" else 0
+        slots = pool.slot_mapping(
+            self.block_tables, self.starts, self.lengths, self.block_size, padding=mapped
+        )
+        if self.case.slot_dtype == "int64":
+            return slots
+        if slots.size and slots.max() > np.iinfo(np.int32).max:
+            raise InputError(f"slot_dtype=int32 with slot {slots.max()}: expected int64")
+        return slots.astype(np.int32)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that hold this workload's data, each byte of it in one of them."""
+        named = {"key": self.key, "value": self.value}
+        named |= {f"storage {i}": storage for i, storage in enumerate(self.storages)}
+        if self.key_scale is not None and self.value_scale is not None:
+            named |= {"key_scale": self.key_scale, "value_scale": self.value_scale}
+        return named
 
 
 def required_bytes(case: Case, placement: Placement) -> int:
     """Bytes that a case's tensors, a read's outputs and the check's copies take at once."""
-    pools = 2 * placement.num_blocks * case.block_size * case.row_bytes
-    rows = (case.tokens + case.padding) * case.row_bytes
-    inputs = 2 * rows
+    pools = placement.num_blocks * case.block_size * case.slot_bytes
+    inputs = (case.tokens + case.padding) * case.row_bytes
     if case.kv_input == "fused_qkv":
-        inputs += rows * case.num_heads // case.num_kv_heads
-    # The check holds the pools as they were and as they should be, and one op's outputs.
-    return 3 * pools + 3 * inputs
+        inputs += inputs * case.num_heads // (2 * case.num_kv_heads)
+    # The check holds the pools as they were and as they should be, and one op's outputs; quantised
+    # rows are bounded from both sides, in float64.
+    return 3 * pools + (12 if case.quantised else 3) * inputs
 
 
 def build(case: Case, device: torch.device, placement: Placement | None = None) -> Workload:
@@ -63,45 +129,164 @@ def build(case: Case, device: torch.device, placement: Placement | None = None) 
         placement: Sequences and blocks to use instead of the case's own.
 
     Raises:
+        InputError: A write would go to a slot twice, or into a block that sequences share.
         MemoryError, torch.OutOfMemoryError: The tensors don't fit.
     """
     at = placement if placement is not None else place(case)
+    if case.op == "write" and placement is not None:
+        _refuse_shared_writes(case, placement)  # a case's own placement has none
     dtype = TORCH_DTYPES[case.dtype]
-    pool_shape = (at.num_blocks, case.block_size, case.num_kv_heads, case.head_dim)
+    pools = pool.allocate(case, at.num_blocks, CACHE_DTYPES.get(case.cache_dtype, dtype), device)
     rows = sum(at.lengths) + case.padding if case.op == "write" else 0
-    if case.kv_input == "fused_qkv":
-        # Engines project Q, K and V in one matrix product and pass slices of it on.
-        split = [case.num_heads, case.num_kv_heads, case.num_kv_heads]
-        qkv = torch.empty((rows, sum(split), case.head_dim), dtype=dtype, device=device)
-        _, key, value = torch.split(qkv, split, dim=1)
-    else:
-        row_shape = (rows, case.num_kv_heads, case.head_dim)
-        key = torch.empty(row_shape, dtype=dtype, device=device)
-        value = torch.empty(row_shape, dtype=dtype, device=device)
+    key, value = _inputs(case, rows, dtype, device)
+    scale_shape = {
+        "per_tensor": (1, 1),
+        "per_head": (1, case.num_kv_heads),
+        "per_token": (at.num_blocks, case.block_size),
+    }[case.kv_scale]
+    key_scale, value_scale = (
+        torch.empty(scale_shape, dtype=torch.float32, device=device) if case.quantised else None
+        for _ in range(2)
+    )
     return Workload(
         case=case,
         device=device,
-        key=key,
+        key=pool.as_slots(key, pools.key),
         value=value,
-        key_pool=torch.empty(pool_shape, dtype=dtype, device=device),
-        value_pool=torch.empty(pool_shape, dtype=dtype, device=device),
+        key_pool=pools.key,
+        value_pool=pools.value,
+        storages=pools.storages,
+        key_scale=key_scale,
+        value_scale=value_scale,
         starts=at.starts,
         lengths=at.lengths,
         block_tables=at.block_tables,
     )
 
 
+def _inputs(
+    case: Case, rows: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of new tokens, [rows, num_kv_heads, key_dim] and [rows, num_kv_heads, value_dim]."""
+    heads, dims = case.num_kv_heads, (case.key_dim, case.value_dim)
+    if case.kv_input == "fused_qkv" and case.layout == "MLA":
+        # One projection gives a token's kv_c and k_pe.
+        latent = torch.empty((rows, heads, sum(dims)), dtype=dtype, device=device)
+        return latent[..., : dims[0]], latent[..., dims[0] :]
+    if case.kv_input == "fused_qkv":
+        # Engines project Q, K and V in one matrix product and pass slices of it on.
+        split = [case.num_heads, heads, heads]
+        qkv = torch.empty((rows, sum(split), case.head_dim), dtype=dtype, device=device)
+        _, key, value = torch.split(qkv, split, dim=1)
+        return key, value
+    shapes = [(heads, rows, d) if case.kv_input == "head_major" else (rows, heads, d) for d in dims]
+    key, value = (torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
+    if case.kv_input == "head_major":
+        return key.transpose(0, 1), value.transpose(0, 1)
+    return key, value
+
+
+def _refuse_shared_writes(case: Case, at: Placement) -> None:
+    """Two tokens in one slot: which of them stays is undefined, on a GPU even from run to run."""
+    slots = pool.slot_mapping(at.block_tables, at.starts, at.lengths, case.block_size)
+    slots = slots[pool.stored_rows(slots)]
+    values, counts = np.unique(slots, return_counts=True)
+    if (counts > 1).any():
+        slot = int(values[counts > 1][0])
+        raise InputError(
+            f"slot {slot} would be written twice (block {slot // case.block_size}); "
+            "expected every new token in a slot of its own"
+        )
+    holders: dict[int, int] = {}
+    for sequence, table in enumerate(at.block_tables):
+        for block in set(table):
+            holders[block] = sequence if block not in holders else -1
+    for block in np.unique(slots // case.block_size).tolist():
+        if holders[block] < 0:
+            raise InputError(
+                f"block {block} is shared by sequences and would be written; "
+                "expected writes into blocks of one sequence"
+            )
+
+
 def fill(workload: Workload, version: int = 0) -> None:
-    """Fill every tensor with random bits that depend on the case's seed and on `version`.
+    """Fill every tensor with data that depends on the case's seed and on `version`.
 
     Random bits poison: each slot is unlike every other, NaN payloads and infinities included, so
-    that a slot that moved, or one that should not have been touched, shows.
+    that a slot that moved, or one that should not have been touched, shows. Only what is quantised,
+    and scales, are numbers: see `_fill_rows`. Scales of odd versions are powers of two, by which
+    division is exact, so that rounding has one right result.
     """
     generator = torch.Generator(device=workload.device)
     generator.manual_seed((workload.case.seed * 1009 + version) % 2**63)  # any seed of a case fits
-    for tensor in workload.tensors():
-        size = tensor.numel() * tensor.element_size()
-        words = torch.empty(-(-size // 8), dtype=torch.int64, device=workload.device)
-        words.random_(-(2**63), None, generator=generator)
-        bits = words.view(torch.uint8)[:size].view(tensor.dtype)
-        tensor.copy_(bits.view(tensor.shape))
+    exact = version % 2 == 1
+    quantised = workload.case.quantised
+    for name, tensor in workload.tensors().items():
+        if name.endswith("_scale"):
+            _fill_scales(tensor, generator, exact=exact)
+        elif not (quantised and name in {"key", "value"}):
+            _fill_bits(tensor, generator)
+    if quantised:
+        for rows, scale in (
+            (workload.key, workload.key_scale),
+            (workload.value, workload.value_scale),
+        ):
+            _fill_rows(rows, scale, workload.case, generator, exact=exact)
+
+
+def _fill_bits(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    size = tensor.numel() * tensor.element_size()
+    words = torch.empty(-(-size // 8), dtype=torch.int64, device=tensor.device)
+    words.random_(-(2**63), None, generator=generator)
+    bits = words.view(torch.uint8)[:size].view(tensor.dtype)
+    tensor.copy_(bits.view(tensor.shape))
+
+
+def _uniform(shape: Iterable[int], low: float, high: float, g: torch.Generator) -> torch.Tensor:
+    return torch.empty(tuple(shape), device=g.device).uniform_(low, high, generator=g)
+
+
+def _fill_scales(tensor: torch.Tensor, generator: torch.Generator, *, exact: bool) -> None:
+    exponents = _uniform(tensor.shape, -_SCALE_EXPONENT, _SCALE_EXPONENT, generator)
+    tensor.copy_(torch.exp2(exponents.round() if exact else exponents))
+
+
+def _fill_rows(
+    tensor: torch.Tensor,
+    scale: torch.Tensor | None,
+    case: Case,
+    generator: torch.Generator,
+    *,
+    exact: bool,
+) -> None:
+    """K or V to be quantised: magnitudes from below the format's smallest to above its largest.
+
+    They have the 8 significant bits of bf16 in every dtype, so that many lie half-way between two
+    codes. Given scales have zeros, infinities and, in fp8, NaN among them. Where a write computes a
+    token's scale there is none of these (they would be all that's left of the row), but one row of
+    zeros; in exact data the scale that results is a power of two.
+    """
+    if not tensor.numel():
+        return
+    top = _LARGEST_EXPONENT[case.cache_dtype] + 2
+    exponents = _uniform(tensor.shape, top - _EXPONENTS[case.cache_dtype], top, generator)
+    signs = _uniform(tensor.shape, -1, 1, generator)
+    values = torch.exp2(exponents).copysign_(signs)
+    shape = (-1, *[1] * (tensor.dim() - 1))
+    if case.kv_scale == "per_token":
+        most = largest(CACHE_DTYPES[case.cache_dtype])
+        values *= most / 2.0**top  # below it, all of them
+        flat = values.flatten(1)
+        flat[:, 0] = most
+        sizes = _uniform((len(values),), -_SCALE_EXPONENT, 0, generator)
+        flat[case.seed % len(values)] = 0
+        values *= torch.exp2(sizes.round() if exact else sizes).view(shape)
+    elif scale is not None:
+        values *= scale[(..., *[None] * (tensor.dim() - 2))]
+        specials = [0.0, -0.0, float("inf"), -float("inf")]
+        if case.cache_dtype != "int8":
+            specials.append(float("nan"))  # int8 has no NaN: what becomes of it is undefined
+        chosen = _uniform(tensor.shape, 0, _SPECIAL_ONE_IN, generator).floor_()
+        for number, special in enumerate(specials):
+            values[chosen == number] = special
+    tensor.copy_(values.to(torch.bfloat16))

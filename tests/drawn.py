@@ -2,50 +2,89 @@
 
 from hypothesis import strategies as st
 
-from kvbench.cases import BLOCK_ORDERS, DTYPE_BYTES, KV_INPUTS, LENGTHS, OPS, Case
+from kvbench.cases import (
+    BLOCK_ORDERS,
+    CACHE_DTYPES,
+    DTYPE_BYTES,
+    KV_INPUTS,
+    KV_SCALES,
+    LAYOUTS,
+    LENGTHS,
+    OPS,
+    PADDING_SLOTS,
+    SLOT_DTYPES,
+    Case,
+)
 
-BLOCK_SIZES = (16, 1, 3, 8, 17, 256)
-HEADS = (1, 2, 3, 8)
-HEAD_DIMS = (1, 5, 16, 64, 80, 96, 128)
+BLOCK_SIZES = (16, 1, 3, 8, 17, 256, 1024)
+HEADS = (1, 2, 3, 8, 65)
+HEAD_DIMS = (1, 5, 16, 64, 80, 96, 128, 576)
+ROPE_DIMS = (1, 4, 64)
 _MOST_POOL_ELEMENTS = 1 << 20
 """About the most elements of one pool, so that an example takes milliseconds."""
 
 
 @st.composite
-def cases(draw, op: str | None = None, most_tokens: int = 200) -> Case:
+def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
     """Any valid case of small size; of either op unless one is given.
 
     Args:
         draw: Hypothesis's own.
         op: The op of every case drawn.
         most_tokens: Bound on batch * seq_len: a program of Triton's interpreter takes some 4 ms.
+        fixed: Fields that every case drawn has, instead of drawn ones; layout, dtype, cache_dtype
+            and kv_scale may be among them.
     """
     op = op or draw(st.sampled_from(OPS))
-    num_kv_heads = draw(st.sampled_from(HEADS))
-    head_dim = draw(st.sampled_from(HEAD_DIMS))
+    fields = {
+        "layout": draw(st.sampled_from(LAYOUTS)),
+        "dtype": draw(st.sampled_from(tuple(DTYPE_BYTES))),
+        "cache_dtype": draw(st.sampled_from(CACHE_DTYPES)),
+        **fixed,
+    }
+    if fields["cache_dtype"] != "auto" and "kv_scale" not in fixed:
+        fields["kv_scale"] = draw(st.sampled_from(KV_SCALES))
+    num_kv_heads = 1 if fields["layout"] == "MLA" else draw(st.sampled_from(HEADS))
+    dims = HEAD_DIMS
+    if fields["layout"] == "x-packed":
+        # 16 elements of codes are a vector, and twice or four times one of anything wider.
+        dims = tuple(dim for dim in HEAD_DIMS if dim % 16 == 0)
+    if fields["layout"] == "MLA":
+        fields["rope_dim"] = draw(st.sampled_from(ROPE_DIMS))
+        dims = tuple(dim for dim in HEAD_DIMS if dim > fields["rope_dim"])
+    dims = tuple(dim for dim in dims if dim * num_kv_heads <= 8320)
+    head_dim = draw(st.sampled_from(dims))
     batch = draw(st.integers(0, 5))
     # A sequence of 40 tokens from a start of at most 70 and two blocks has few blocks if large.
+    blocks = 8 * batch + 2
     fits = [
         size
         for size in BLOCK_SIZES
-        if (4 * batch + 2) * size * num_kv_heads * head_dim <= _MOST_POOL_ELEMENTS
+        if blocks * size * num_kv_heads * head_dim <= _MOST_POOL_ELEMENTS or size == 1
     ]
-    fields = {}
+    block_size = draw(st.sampled_from(fits))
+    start_pos = draw(st.integers(0, 70))
     if op == "write":
         fields["padding"] = draw(st.integers(0, 4))
+        fields["padding_slots"] = draw(st.sampled_from(PADDING_SLOTS))
         fields["kv_input"] = draw(st.sampled_from(KV_INPUTS))
+        fields["missing_blocks"] = draw(st.integers(0, 3))
+        fields["shared_blocks"] = draw(st.integers(0, min(3, start_pos // block_size)))
+    else:
+        fields["shared_blocks"] = draw(st.integers(0, 3))
     return Case(
         op=op,
         seq_len=draw(st.integers(0, min(40, most_tokens // max(batch, 1)))),
         batch=batch,
-        start_pos=draw(st.integers(0, 70)),
+        start_pos=start_pos,
         lengths=draw(st.sampled_from(LENGTHS)),
-        block_size=draw(st.sampled_from(fits)),
+        table_padding=draw(st.integers(0, 2)),
+        block_size=block_size,
         num_heads=num_kv_heads * draw(st.integers(1, 4)),
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        dtype=draw(st.sampled_from(tuple(DTYPE_BYTES))),
         block_order=draw(st.sampled_from(BLOCK_ORDERS)),
+        slot_dtype=draw(st.sampled_from(SLOT_DTYPES)),
         seed=draw(st.integers(0, 2**16)),
         **fields,
     )

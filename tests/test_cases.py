@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench import oracle, workload
-from kvbench.cases import AXES, OPS, WRITE_ONLY, Axes, Case, expand_all
+from kvbench.axes import AXES, Axes, expand_all
+from kvbench.cases import OPS, WRITE_ONLY, Case
 from kvbench.errors import InputError
 from kvbench.presets import CHECK_GRIDS, PRESETS, get_preset
 

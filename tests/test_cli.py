@@ -13,7 +13,7 @@ from made import contents, result, run_folder, sweep_rows
 
 import kvbench
 from kvbench import cli
-from kvbench.cases import AXES
+from kvbench.axes import AXES
 from kvbench.presets import PRESETS
 from kvbench.report import style
 from kvbench.store import ROWS_FILE, RUN_FILE, load

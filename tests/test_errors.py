@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cases import AXES
+from kvbench.axes import AXES
 from kvbench.errors import InputError, KvbenchError, StoreError, unknown
 from kvbench.presets import PRESETS
 from kvbench.strategies import registry

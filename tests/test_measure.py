@@ -12,8 +12,9 @@ import torch
 from drawn import cases
 from hypothesis import given
 
+from kvbench.axes import Axes
 from kvbench.blocks import place
-from kvbench.cases import Axes, Case
+from kvbench.cases import Case
 from kvbench.errors import StoreError
 from kvbench.pool import flat_slots_view, slot_mapping
 from kvbench.store import load

@@ -1,4 +1,6 @@
-"""How a token's row of num_kv_heads x head_dim elements is cut into programs."""
+"""How tokens' rows and their slots are cut into programs and addressed, in every kernel."""
+
+from dataclasses import dataclass
 
 import torch
 
@@ -26,28 +28,81 @@ def row_warps(block: int, element_size: int) -> int:
     return min(max(warps, 1), _MOST_WARPS)
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """A pool as a kernel addresses it."""
+
+    dim: int
+    """Elements of a head."""
+    pack: int
+    """Elements of a head that one stride reaches: all of them, but of x-packed K."""
+    strides: tuple[int, int, int, int, int]
+    """Of blocks, slots, heads, packs and elements."""
+
+    @classmethod
+    def of(cls, pool: torch.Tensor) -> "Slots":
+        """Of a pool [num_blocks, block_size, num_kv_heads, dim] or [..., dim / x, x]."""
+        block, slot, head, *inner = pool.stride()
+        dim = _product(pool.shape[3:])
+        pack_stride = inner[0] if len(inner) > 1 else 0
+        return cls(dim, pool.shape[-1], (block, slot, head, pack_stride, inner[-1]))
+
+
+def joined(rows: torch.Tensor) -> torch.Tensor:
+    """Rows [tokens, num_kv_heads, ...] with a head's elements in one dimension, as a view."""
+    return rows.view(*rows.shape[:2], _product(rows.shape[2:]))
+
+
+def as_bytes(pool: torch.Tensor) -> torch.Tensor:
+    """A pool of fp8 as its bytes, as kernels take it; one of int8 as it is."""
+    return pool.view(torch.uint8) if pool.is_floating_point() else pool
+
+
+def scale_strides(scale: torch.Tensor, *, per_token: bool) -> tuple[int, int, int]:
+    """Strides of a scale by block, slot and head: 0 where it does not depend on them.
+
+    Args:
+        scale: [num_blocks, block_size] if per_token, else [1, 1] or [1, num_kv_heads].
+        per_token: Whether each slot has a scale of its own.
+    """
+    if per_token:
+        return (scale.stride(0), scale.stride(1), 0)
+    return (0, 0, scale.stride(1) if scale.shape[1] > 1 else 0)
+
+
+def _product(shape: torch.Size) -> int:
+    return torch.Size(shape).numel()
+
+
 def check_operands(
     key: torch.Tensor,
     value: torch.Tensor,
     key_pool: torch.Tensor,
     value_pool: torch.Tensor,
     slot_mapping: torch.Tensor,
+    *,
+    quantised: bool = False,
 ) -> None:
     """Refuse what a kernel would read or write out of bounds, or convert silently.
 
     Raises:
         ValueError: The message names the argument, what was expected and what was given.
     """
-    row, pool = tuple(key.shape[1:]), tuple(key_pool.shape)
+    expected_pool = value_pool.dtype if quantised else key.dtype
     for name, actual, expected in (
-        ("value's shape", tuple(value.shape), tuple(key.shape)),
-        ("value_pool's shape", tuple(value_pool.shape), pool),
-        ("key_pool's row", pool[2:], row),
+        ("value's heads", tuple(value.shape[:2]), tuple(key.shape[:2])),
+        ("value_pool's slots", tuple(value_pool.shape[:2]), tuple(key_pool.shape[:2])),
+        ("key_pool's row", _row(key_pool), tuple(key.shape[1:])),
+        ("value_pool's row", _row(value_pool), tuple(value.shape[1:])),
         ("value's dtype", value.dtype, key.dtype),
-        ("key_pool's dtype", key_pool.dtype, key.dtype),
-        ("value_pool's dtype", value_pool.dtype, key.dtype),
+        ("key_pool's dtype", key_pool.dtype, expected_pool),
+        ("value_pool's dtype", value_pool.dtype, expected_pool),
     ):
         if actual != expected:
             raise ValueError(f"{name} is {actual}; expected {expected}")
     if len(slot_mapping) > len(key):
         raise ValueError(f"slot_mapping has {len(slot_mapping)} slots; expected up to {len(key)}")
+
+
+def _row(pool: torch.Tensor) -> tuple[int, int]:
+    return pool.shape[2], _product(pool.shape[3:])

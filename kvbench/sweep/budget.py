@@ -33,7 +33,14 @@ def estimate_call_s(strategy: Strategy, case: Case, device: torch.device) -> flo
 def _probe_case(case: Case, tokens: int) -> Case:
     batch = min(case.batch, tokens)
     return dataclasses.replace(
-        case, batch=batch, seq_len=tokens // batch, start_pos=0, padding=0, lengths="equal"
+        case,
+        batch=batch,
+        seq_len=tokens // batch,
+        start_pos=0,
+        padding=0,
+        lengths="equal",
+        shared_blocks=0,
+        missing_blocks=0,
     )
 
 

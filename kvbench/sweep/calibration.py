@@ -12,7 +12,8 @@ import torch
 
 from kvbench.analysis.calibration import ROUNDS, SLOWED_BY, Calibration, CellTrial
 from kvbench.analysis.statistics import ratio_interval
-from kvbench.cases import Axes, Case
+from kvbench.axes import Axes
+from kvbench.cases import Case
 from kvbench.devices import synchronize
 from kvbench.errors import InputError
 from kvbench.strategies.base import Strategy

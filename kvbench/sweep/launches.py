@@ -12,13 +12,25 @@ from kvbench.timing.accelerator import Accelerator
 from kvbench.timing.launches import fake_cuda, predict_launches
 from kvbench.workload import Workload, build
 
+_NARROW = 16
+"""Elements: a multiple of every layout's packs."""
+
 
 def predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | None:
     """What the phase would launch on a GPU; None if fake tensors can't run the strategy.
 
     No launch depends on a row's width: cases that differ in it share one prediction.
     """
-    narrow = dataclasses.replace(case, num_heads=2, num_kv_heads=2, head_dim=2, dtype="fp32")
+    heads = 1 if case.layout == "MLA" else 2
+    narrow = dataclasses.replace(
+        case,
+        num_heads=heads,
+        num_kv_heads=heads,
+        rope_dim=_NARROW if case.layout == "MLA" else case.rope_dim,
+        head_dim=2 * _NARROW,
+        # Of codes it matters whether rows are float32 already.
+        dtype=case.dtype if case.quantised else "fp32",
+    )
     return _predicted(strategy, narrow, phase)
 
 

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import torch
 
+from kvbench.quantisation import loads
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
@@ -27,23 +28,19 @@ class ReadIndexing(Strategy):
         prepared: None,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V with pool[physical_blocks, slots]."""
-        block_size, device = workload.block_size, workload.device
+        block_size, device, dtype = workload.block_size, workload.device, workload.slot_dtype
         blocks, slots = [], []
         for table, start, length in zip(
             workload.block_tables, workload.starts, workload.lengths, strict=True
         ):
             if length == 0:
                 continue
-            positions = torch.arange(start, start + length, device=device)
-            block_table = torch.tensor(table, dtype=torch.int64, device=device)
+            positions = torch.arange(start, start + length, dtype=dtype, device=device)
+            block_table = torch.tensor(table, dtype=dtype, device=device)
             blocks.append(block_table[positions // block_size])
             slots.append(positions % block_size)
         if not blocks:
-            empty = workload.key_pool.new_empty((0, *workload.key_pool.shape[2:]))
-            return empty, empty.clone()
+            return loads(workload, lambda pool: pool.new_empty((0, *pool.shape[2:])))
         physical_blocks = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         slot_offsets = slots[0] if len(slots) == 1 else torch.cat(slots)
-        return (
-            workload.key_pool[physical_blocks, slot_offsets],
-            workload.value_pool[physical_blocks, slot_offsets],
-        )
+        return loads(workload, lambda pool: pool[physical_blocks, slot_offsets])

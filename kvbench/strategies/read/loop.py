@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import torch
 
+from kvbench.quantisation import loads
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
@@ -24,7 +25,7 @@ class ReadLoop(Strategy):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V, block by block."""
         block_size = workload.block_size
-        keys, values = [], []
+        pieces = []
         for table, start, length in zip(
             workload.block_tables, workload.starts, workload.lengths, strict=True
         ):
@@ -33,10 +34,12 @@ class ReadLoop(Strategy):
                 block = table[position // block_size]
                 slot = position % block_size
                 count = min(block_size - slot, end - position)
-                keys.append(workload.key_pool[block, slot : slot + count])
-                values.append(workload.value_pool[block, slot : slot + count])
+                pieces.append((block, slot, slot + count))
                 position += count
-        if not keys:
-            empty = workload.key_pool.new_empty((0, *workload.key_pool.shape[2:]))
-            return empty, empty.clone()
-        return torch.cat(keys), torch.cat(values)
+
+        def gather(pool: torch.Tensor) -> torch.Tensor:
+            if not pieces:
+                return pool.new_empty((0, *pool.shape[2:]))
+            return torch.cat([pool[block, first:last] for block, first, last in pieces])
+
+        return loads(workload, gather)

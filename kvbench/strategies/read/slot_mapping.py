@@ -4,7 +4,9 @@ from typing import ClassVar
 
 import torch
 
-from kvbench.pool import flat_slots_view, slot_mapping
+from kvbench.cases import Case
+from kvbench.pool import flat_slots_view, no_flat_slots
+from kvbench.quantisation import loads
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
@@ -18,16 +20,14 @@ class ReadSlotMapping(Strategy):
     op: ClassVar[str] = "read"
     summary: ClassVar[str] = "slot mapping built once a step; each layer gathers over flat slots"
 
+    def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
+        """Layouts whose slots lie on one axis."""
+        return no_flat_slots(case)
+
     def prepare(self, workload: Workload) -> torch.Tensor:
-        """The slot mapping of the batch, int64 [tokens], on the device."""
-        slots = slot_mapping(
-            workload.block_tables, workload.starts, workload.lengths, workload.block_size
-        )
-        return torch.from_numpy(slots).to(workload.device)
+        """The slot mapping of the batch, [tokens], on the device."""
+        return torch.from_numpy(workload.slot_mapping()).to(workload.device)
 
     def run(self, workload: Workload, prepared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V with flat_pool[slot_mapping]."""
-        return (
-            flat_slots_view(workload.key_pool)[prepared],
-            flat_slots_view(workload.value_pool)[prepared],
-        )
+        return loads(workload, lambda pool: flat_slots_view(pool)[prepared])

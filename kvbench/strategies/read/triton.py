@@ -6,7 +6,6 @@ import torch
 
 from kvbench.cases import Case
 from kvbench.kernels import availability
-from kvbench.pool import slot_mapping
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
@@ -29,18 +28,29 @@ class ReadTriton(Strategy):
         return availability.interpreted(device)
 
     def prepare(self, workload: Workload) -> torch.Tensor:
-        """The slot mapping of the batch, int64 [tokens], on the device."""
-        slots = slot_mapping(
-            workload.block_tables, workload.starts, workload.lengths, workload.block_size
-        )
-        return torch.from_numpy(slots).to(workload.device)
+        """The slot mapping of the batch, [tokens], on the device."""
+        return torch.from_numpy(workload.slot_mapping()).to(workload.device)
 
     def run(self, workload: Workload, prepared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V."""
-        from kvbench.kernels.gather import gather_kv  # noqa: PLC0415 - needs Triton
+        w = workload
+        key = w.key.new_empty((len(prepared), *w.key.shape[1:]))
+        value = w.value.new_empty((len(prepared), *w.value.shape[1:]))
+        if w.key_scale is None or w.value_scale is None:
+            from kvbench.kernels.gather import gather_kv  # noqa: PLC0415 - needs Triton
 
-        shape = (len(prepared), *workload.key_pool.shape[2:])
-        key = workload.key_pool.new_empty(shape)
-        value = workload.value_pool.new_empty(shape)
-        gather_kv(workload.key_pool, workload.value_pool, prepared, key, value)
+            gather_kv(w.key_pool, w.value_pool, prepared, key, value)
+            return key, value
+        from kvbench.kernels.gather_quantised import gather_quantised_kv  # noqa: PLC0415
+
+        gather_quantised_kv(
+            w.key_pool,
+            w.value_pool,
+            w.key_scale,
+            w.value_scale,
+            prepared,
+            key,
+            value,
+            per_token=w.case.kv_scale == "per_token",
+        )
         return key, value

@@ -4,7 +4,9 @@ from typing import ClassVar
 
 import torch
 
-from kvbench.pool import flat_slots_view, slot_mapping
+from kvbench.cases import Case
+from kvbench.pool import flat_slots_view, no_flat_slots, stored_rows
+from kvbench.quantisation import Index, stores
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
@@ -14,23 +16,29 @@ from kvbench.workload import Workload
 class WriteSlotMapping(Strategy):
     """One scatter each for K and V over flat slots; the mapping is built and uploaded once a step.
 
-    The idea is vLLM's slot_mapping. Only the tokens' slots are uploaded: plain indexing can't skip
-    a padding slot, and -1 would wrap to the pool's last slot.
+    The idea is vLLM's slot_mapping. Only slots that exist are uploaded: plain indexing can't skip a
+    padding slot, and -1 would be the pool's last.
     """
 
     name: ClassVar[str] = "write.slot_mapping"
     op: ClassVar[str] = "write"
     summary: ClassVar[str] = "slot mapping built once a step; each layer scatters over flat slots"
 
-    def prepare(self, workload: Workload) -> torch.Tensor:
-        """The slot mapping of the batch, int64 [tokens], on the device."""
-        slots = slot_mapping(
-            workload.block_tables, workload.starts, workload.lengths, workload.block_size
-        )
-        return torch.from_numpy(slots).to(workload.device)
+    def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
+        """Layouts whose slots lie on one axis."""
+        return no_flat_slots(case)
 
-    def run(self, workload: Workload, prepared: torch.Tensor) -> None:
+    def prepare(self, workload: Workload) -> tuple[torch.Tensor, Index]:
+        """The slots of the batch on the device, and the rows that go there."""
+        slots = workload.slot_mapping()
+        rows = stored_rows(slots)
+        mapping = torch.from_numpy(slots[rows]).to(workload.device)
+        if len(rows) == 0 or rows[-1] == len(rows) - 1:
+            return mapping, slice(len(rows))  # padding at the end, if any
+        return mapping, torch.from_numpy(rows).to(workload.device)
+
+    def run(self, workload: Workload, prepared: tuple[torch.Tensor, Index]) -> None:
         """Store every token's K and V with flat_pool[slot_mapping] = rows."""
-        tokens = len(prepared)
-        flat_slots_view(workload.key_pool)[prepared] = workload.key[:tokens]
-        flat_slots_view(workload.value_pool)[prepared] = workload.value[:tokens]
+        slots, rows = prepared
+        for pool, values in stores(workload, rows):
+            flat_slots_view(pool)[slots] = values

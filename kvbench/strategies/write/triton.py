@@ -6,7 +6,6 @@ import torch
 
 from kvbench.cases import Case
 from kvbench.kernels import availability
-from kvbench.pool import slot_mapping
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
@@ -32,18 +31,26 @@ class WriteTriton(Strategy):
         return availability.interpreted(device)
 
     def prepare(self, workload: Workload) -> torch.Tensor:
-        """The slot mapping of the batch and its padding, int64 [tokens + padding]."""
-        slots = slot_mapping(
-            workload.block_tables,
-            workload.starts,
-            workload.lengths,
-            workload.block_size,
-            padding=workload.case.padding,
-        )
-        return torch.from_numpy(slots).to(workload.device)
+        """The slot mapping of the batch and its padding, on the device."""
+        return torch.from_numpy(workload.slot_mapping()).to(workload.device)
 
     def run(self, workload: Workload, prepared: torch.Tensor) -> None:
         """Store every token's K and V."""
-        from kvbench.kernels.scatter import scatter_kv  # noqa: PLC0415 - needs Triton
+        w = workload
+        if w.key_scale is None or w.value_scale is None:
+            from kvbench.kernels.scatter import scatter_kv  # noqa: PLC0415 - needs Triton
 
-        scatter_kv(workload.key, workload.value, workload.key_pool, workload.value_pool, prepared)
+            scatter_kv(w.key, w.value, w.key_pool, w.value_pool, prepared)
+            return
+        from kvbench.kernels.scatter_quantised import scatter_quantised_kv  # noqa: PLC0415
+
+        scatter_quantised_kv(
+            w.key,
+            w.value,
+            w.key_pool,
+            w.value_pool,
+            w.key_scale,
+            w.value_scale,
+            prepared,
+            per_token=w.case.kv_scale == "per_token",
+        )

@@ -1,0 +1,177 @@
+"""Axes, a sweep, and how it is written. Torch-free.
+
+An axis is written `name=values`, values being a comma list of single values and ranges whose ends
+are both included: `seq_len=1:8192:*2`, `num_kv_heads=1:8:+1`, `block_size=16,32`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kvbench.cases import DEFAULTS, LEAST, OPS, WORDS, Case, at_least, one_of, without_meaning
+from kvbench.errors import InputError, unknown
+
+_MOST_VALUES_PER_AXIS = 10_000
+_ALIASES: Mapping[str, Mapping[str, str]] = {
+    "dtype": {
+        "float32": "fp32",
+        "float": "fp32",
+        "float16": "fp16",
+        "half": "fp16",
+        "bfloat16": "bf16",
+    },
+    "cache_dtype": {
+        "fp8": "fp8_e4m3",
+        "fp8_e4m3fn": "fp8_e4m3",
+        "float8_e4m3fn": "fp8_e4m3",
+        "float8_e5m2": "fp8_e5m2",
+    },
+    "layout": {"nhd": "NHD", "hnd": "HND", "mla": "MLA"},
+}
+"""Other names for values, by axis."""
+_MLA_SHAPE = {"num_kv_heads": 1, "head_dim": 576}
+"""The shape of an MLA pool's rows where none is named: DeepSeek's 512 + 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What one axis of a sweep takes: how its values are read, and its defaults."""
+
+    name: str
+    parse: Callable[[str], tuple[int | str, ...]]
+    default: str
+    """The default values, as they would be given, or in words."""
+    expected: str
+
+
+def _parse_integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"axis {name}: {text!r} is not an integer") from None
+
+
+def _parse_integers(name: str, text: str) -> tuple[int, ...]:
+    if ":" not in text:
+        value = _parse_integer(name, text)
+        at_least(name, value, LEAST[name])
+        return (value,)
+    pieces = text.split(":")
+    form = f"axis {name}: {text!r} is not a range; expected first:last:*factor or first:last:+step"
+    if len(pieces) != 3 or pieces[2][:1] not in {"*", "+"}:  # noqa: PLR2004 - first:last:step
+        raise InputError(form)
+    first, last, step = (_parse_integer(name, piece) for piece in (*pieces[:2], pieces[2][1:]))
+    at_least(name, first, LEAST[name])
+    grows = step > 1 and first > 0 if pieces[2][0] == "*" else step > 0
+    if not grows or last < first:
+        raise InputError(
+            f"{form}, first <= last, a step of 1 or more, or a factor of 2 or more from 1 or more"
+        )
+    values = [first]
+    while True:
+        following = values[-1] * step if pieces[2][0] == "*" else values[-1] + step
+        if following > last:
+            return tuple(values)
+        if len(values) == _MOST_VALUES_PER_AXIS:
+            raise InputError(
+                f"axis {name}: {text!r} has more than {_MOST_VALUES_PER_AXIS} values; "
+                "expected a larger step"
+            )
+        values.append(following)
+
+
+def _integer_axis(name: str) -> Axis:
+    def parse(text: str) -> tuple[int | str, ...]:
+        pieces = [piece.strip() for piece in text.split(",")]
+        return tuple(itertools.chain.from_iterable(_parse_integers(name, p) for p in pieces))
+
+    expected = f"integers from {LEAST[name]}, as 1,8 or 1:64:*2"
+    return Axis(name, parse, _AXIS_DEFAULTS[name], expected)
+
+
+def _word_axis(name: str) -> Axis:
+    aliases = _ALIASES.get(name, {})
+
+    def parse(text: str) -> tuple[int | str, ...]:
+        words = [aliases.get(w.strip(), w.strip()) for w in text.split(",")]
+        for word in words:
+            one_of(f"value of axis {name}", word, WORDS[name])
+        return tuple(words)
+
+    return Axis(name, parse, _AXIS_DEFAULTS[name], ", ".join(WORDS[name]))
+
+
+_AXIS_DEFAULTS: Mapping[str, str] = {
+    **{name: str(value) for name, value in DEFAULTS.items()},
+    "op": ",".join(OPS),
+    "seq_len": "128",
+    "num_heads": "as num_kv_heads",
+}
+
+AXES: Mapping[str, Axis] = {
+    name: _word_axis(name) if name in WORDS else _integer_axis(name) for name in DEFAULTS
+}
+"""Every axis of a sweep by name: the fields of a Case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """A sweep: the product of the values of its axes, axes not named having their default."""
+
+    values: tuple[tuple[str, tuple[int | str, ...]], ...]
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> "Axes":
+        """Axes from `name=values` texts, as given to `-a`.
+
+        Raises:
+            InputError: An unknown axis, an axis given twice, or a value it can't have.
+        """
+        found: dict[str, tuple[int | str, ...]] = {}
+        for text in texts:
+            name, equals, values = text.partition("=")
+            name = name.strip()
+            if not equals or not values.strip():
+                raise InputError(f"axis {text!r}: expected name=values, as seq_len=1:8192:*2")
+            if name not in AXES:
+                raise unknown("axis", name, AXES)
+            if name in found:
+                raise InputError(f"axis {name} is given twice; expected one list, as {name}=A,B")
+            found[name] = tuple(dict.fromkeys(AXES[name].parse(values)))
+        return cls(tuple(found.items()))
+
+    def override(self, other: "Axes") -> "Axes":
+        """These axes with every axis that `other` names replaced by its values there."""
+        return Axes(tuple({**dict(self.values), **dict(other.values)}.items()))
+
+    def expand(self) -> tuple[Case, ...]:
+        """Every case of the product, in a stable order, each once.
+
+        An axis without meaning for a case has its default there (a read has no padding). Unless
+        they are named, num_heads follows num_kv_heads, and an MLA pool has rows of its usual shape.
+
+        Raises:
+            InputError: Two axes have values that don't go together.
+        """
+        named = dict(self.values)
+        columns = {
+            name: named.get(name) or axis.parse(axis.default)
+            for name, axis in AXES.items()
+            if name in named or name != "num_heads"
+        }
+        cases: dict[Case, None] = {}
+        for point in itertools.product(*columns.values()):
+            fields = dict(zip(columns, point, strict=True))
+            if fields["layout"] == "MLA":
+                fields.update({n: size for n, size in _MLA_SHAPE.items() if n not in named})
+            fields.setdefault("num_heads", fields["num_kv_heads"])
+            op, layout, cache_dtype = (str(fields[n]) for n in ("op", "layout", "cache_dtype"))
+            for name in without_meaning(op, layout, cache_dtype):
+                fields[name] = DEFAULTS[name]
+            cases[Case(**fields)] = None  # type: ignore[arg-type]
+        return tuple(cases)
+
+
+def expand_all(grids: Iterable[Axes]) -> tuple[Case, ...]:
+    """The cases of several sweeps, each case once, in the order of their first appearance."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(grid.expand() for grid in grids)))
