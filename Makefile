@@ -35,6 +35,10 @@ test: $(READY) ## Lint, types and tests (what CI runs)
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/pytest -n auto $(ARGS)
 
+.PHONY: check-exhaustive
+check-exhaustive: $(READY) ## Every strategy in every layout, dtype and kind of scales (10 minutes)
+	@$(BIN)/kvbench check --exhaustive $(ARGS)
+
 .PHONY: bench-regress
 bench-regress: $(READY) ## The pytest-benchmark suite (ARGS: --benchmark-autosave, --benchmark-compare …)
 	@$(BIN)/pytest benchmarks --benchmark-enable $(ARGS)

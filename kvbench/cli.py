@@ -19,7 +19,7 @@ import kvbench
 from kvbench.axes import AXES, Axes, expand_all
 from kvbench.cases import OPS, Case
 from kvbench.errors import InputError, KvbenchError, unknown
-from kvbench.presets import CHECK_GRIDS, PRESETS, get_preset
+from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
 from kvbench.results import CacheState
 from kvbench.store import PLOTS_FOLDER, Run, claim, load
 from kvbench.units import format_duration
@@ -203,17 +203,31 @@ def run(
 
 @cli.command()
 @_sweep_options
+@click.option(
+    "--exhaustive",
+    is_flag=True,
+    help="Every layout with every dtype and every kind of scales; prints what passed, or why not.",
+)
 def check(
-    axes: tuple[str, ...], patterns: tuple[str, ...], device: str, files: tuple[Path, ...]
+    axes: tuple[str, ...],
+    patterns: tuple[str, ...],
+    device: str,
+    files: tuple[Path, ...],
+    *,
+    exhaustive: bool,
 ) -> None:
     """Prove strategies correct against the oracle, bit for bit, without timing anything.
 
-    Axes given with -a replace the default grid.
+    Axes given with -a replace the default grid, or those of the exhaustive one.
     """
-    cases = Axes.parse(axes).expand() if axes else expand_all(CHECK_GRIDS)
+    given = Axes.parse(axes)
+    if exhaustive:
+        cases = expand_all(grid.override(given) for grid in EXHAUSTIVE_GRIDS)
+    else:
+        cases = given.expand() if axes else expand_all(CHECK_GRIDS)
 
     from kvbench import devices
-    from kvbench.report.tables import check_table
+    from kvbench.report.tables import check_table, matrix_table
     from kvbench.sweep.checking import check_all
 
     strategies = _strategies(patterns, files)
@@ -222,7 +236,13 @@ def check(
     cases = tuple(case for case in cases if case.op in ops)
     with _meter(len(cases)) as meter:
         report = check_all(cases, strategies, target, lambda case: meter.advance(case.op))
-    out.print(check_table(report.counts, len(cases), str(target)).rich())
+    if exhaustive:
+        matrix, reasons = matrix_table(report.cells)
+        out.print(matrix.rich())
+        for reason in reasons:
+            _say(reason)
+    quantised = any(case.quantised for case in cases)
+    out.print(check_table(report.counts, len(cases), str(target), quantised=quantised).rich())
     for note in report.notes:
         _say(note)
     for fault in report.faults:

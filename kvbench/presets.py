@@ -72,9 +72,49 @@ CHECK_GRIDS = tuple(
         "block_order=sequential,shuffled,strided",
         "batch=0,1 seq_len=0 padding=0,3",
         "batch=2 lengths=equal seq_len=100 head_dim=16 num_kv_heads=2",
+        # Every layout: sequences share a prefix, tables are padded, tokens have no block.
+        "layout=HND,NHD-KV,HND-KV,x-packed batch=3 start_pos=21 seq_len=6 head_dim=80 "
+        "num_kv_heads=3 block_size=8 shared_blocks=2 missing_blocks=0,1 table_padding=1 padding=2 "
+        "padding_slots=negative,absent kv_input=head_major dtype=fp32,bf16 slot_dtype=int32 "
+        "block_order=churned",
+        "layout=MLA batch=3 start_pos=21 seq_len=6 block_size=8 shared_blocks=2 missing_blocks=0,1 "
+        "padding=1 kv_input=contiguous,fused_qkv dtype=fp32,bf16 block_order=churned",
+        # Every format of a quantised pool, with every kind of scales.
+        "cache_dtype=fp8_e4m3,fp8_e5m2,int8 kv_scale=per_tensor,per_head,per_token batch=2 "
+        "start_pos=13 seq_len=5 num_kv_heads=3 head_dim=80 block_size=8 missing_blocks=1 "
+        "padding=1 dtype=fp32,fp16,bf16",
+        # More than 64 heads, heads of 1 and of 576 elements, blocks of 1024 tokens.
+        "seq_len=3 start_pos=1022 num_kv_heads=1,65,128 head_dim=1,5 block_size=1024",
+        "seq_len=3 start_pos=1022 num_kv_heads=2 head_dim=576 block_size=1,1024",
     )
 )
 """What `kvbench check` covers by default: every shape that has broken a KV-cache kernel."""
+
+
+_ENGINE_SHAPES = (
+    "batch=3 lengths=holes start_pos=13 seq_len=3 block_size=4 padding=2 kv_input=fused_qkv "
+    "missing_blocks=1 table_padding=1 slot_dtype=int32",
+    "start_pos=15 seq_len=1 block_size=16 kv_input=head_major",
+    "batch=4 lengths=ragged start_pos=35 seq_len=2 block_size=17 shared_blocks=2 padding=1 "
+    "padding_slots=absent block_order=churned",
+    "batch=0,1 seq_len=0 padding=3",
+)
+_CODES = "cache_dtype=auto,fp8_e4m3,fp8_e5m2,int8 kv_scale=per_tensor,per_head,per_token"
+_ALL_DTYPES = f"dtype=fp32,fp16,bf16 {_CODES}"
+
+EXHAUSTIVE_GRIDS = (
+    *CHECK_GRIDS,
+    *(
+        Axes.parse(f"{layouts} {_ALL_DTYPES} {shape}".split())
+        for shape in _ENGINE_SHAPES
+        for layouts in (
+            "layout=NHD,HND,NHD-KV,HND-KV,x-packed num_kv_heads=3 num_heads=6 head_dim=80",
+            "layout=MLA",
+        )
+    ),
+)
+"""What `kvbench check --exhaustive` covers: the default grid, and every layout with every dtype of
+K and V, every format of the pool and every kind of scales, over the shapes that engines have."""
 
 
 def get_preset(name: str) -> Preset:

@@ -19,7 +19,10 @@ Index = torch.Tensor | slice
 
 
 def token_scales(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Each token's scale, float32 [tokens], from its rows [tokens, ...]."""
+    """Each token's scale, float32 [tokens], from its rows [tokens, ...].
+
+    Of a row with NaN or an infinity in it, what comes of it is undefined.
+    """
     magnitudes = rows.flatten(1).abs().amax(dim=1).float()
     return (magnitudes / largest(dtype)).clamp(min=SMALLEST_SCALE)
 

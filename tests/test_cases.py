@@ -1,133 +1,31 @@
-"""Case, the axes of a sweep and its presets."""
+"""Case: the values it takes, its sequences, and what it moves."""
 
 import dataclasses
+import itertools
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from drawn import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench import oracle, workload
-from kvbench.axes import AXES, Axes, expand_all
-from kvbench.cases import OPS, WRITE_ONLY, Case
+from kvbench import workload
+from kvbench.blocks import place
+from kvbench.cases import (
+    CACHE_DTYPES,
+    DEFAULTS,
+    LAYOUTS,
+    LEAST,
+    LENGTHS,
+    OPS,
+    WORDS,
+    Case,
+    without_meaning,
+)
 from kvbench.errors import InputError
-from kvbench.presets import CHECK_GRIDS, PRESETS, get_preset
 
-
-def values_of(text: str) -> tuple[int | str, ...]:
-    (axis,) = Axes.parse([text]).values
-    assert axis[0] == text.partition("=")[0].strip()
-    return axis[1]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("seq_len=1:8192:*2", tuple(2**i for i in range(14))),
-        ("num_kv_heads=1:8:+1", (1, 2, 3, 4, 5, 6, 7, 8)),
-        ("seq_len=3:10:+3", (3, 6, 9)),
-        ("seq_len=3:9:+3", (3, 6, 9)),
-        ("seq_len=3:100:*3", (3, 9, 27, 81)),
-        ("seq_len=0:4:+2", (0, 2, 4)),
-        ("seq_len=5:5:+1", (5,)),
-        ("seq_len=5:5:*2", (5,)),
-        ("seq_len=7", (7,)),
-        ("seq_len=7,1:8:*2,3", (7, 1, 2, 4, 8, 3)),
-        ("seq_len=1:4:*2,1:4:+1", (1, 2, 4, 3)),
-        ("seq_len=2,2,1,2", (2, 1)),
-        (" seq_len = 1 , 2 , 4:8:*2 ", (1, 2, 4, 8)),
-        ("seq_len=1:10000:+1", tuple(range(1, 10_001))),
-        ("op=read", ("read",)),
-        ("block_order= strided ,sequential", ("strided", "sequential")),
-        ("dtype=fp16,bf16,fp32", ("fp16", "bf16", "fp32")),
-        ("dtype=float32,float16,bfloat16", ("fp32", "fp16", "bf16")),
-        ("dtype=float,half,fp16", ("fp32", "fp16")),
-    ],
-)
-def test_axis_values_are_exactly(text, expected):
-    assert values_of(text) == expected
-
-
-@given(st.integers(0, 50), st.integers(0, 200), st.integers(1, 60))
-def test_a_step_range_holds_both_ends_and_every_step_between(first, more, step):
-    assert values_of(f"seq_len={first}:{first + more}:+{step}") == tuple(
-        range(first, first + more + 1, step)
-    )
-
-
-@given(st.integers(1, 50), st.integers(0, 5000), st.integers(2, 9))
-def test_a_factor_range_holds_every_power_that_is_not_above_its_last(first, more, factor):
-    powers = (first * factor**i for i in range(20))
-    expected = tuple(power for power in powers if power <= first + more)
-    assert values_of(f"seq_len={first}:{first + more}:*{factor}") == expected
-
-
-@pytest.mark.parametrize(
-    ("texts", "names"),
-    [
-        (["block_sze=16"], ["axis 'block_sze'", "did you mean 'block_size'?", "head_dim"]),
-        (["layers=2"], ["axis 'layers'", "expected one of: batch, block_order"]),
-        (["seq_len=1", "seq_len=2"], ["axis seq_len is given twice", "seq_len=A,B"]),
-        (["seq_len"], ["'seq_len'", "expected name=values"]),
-        (["seq_len="], ["'seq_len='", "expected name=values"]),
-        (["seq_len=  "], ["'seq_len=  '", "expected name=values"]),
-        ([""], ["''", "expected name=values"]),
-        (["block_size=0"], ["block_size=0", "an integer, 1 or more"]),
-        (["block_size=-16"], ["block_size=-16", "an integer, 1 or more"]),
-        (["seq_len=-1"], ["seq_len=-1", "an integer, 0 or more"]),
-        (["block_size=0:4:+1"], ["block_size=0", "an integer, 1 or more"]),
-        (["block_size=1.5"], ["axis block_size", "'1.5'", "not an integer"]),
-        (["block_size=16,x"], ["axis block_size", "'x'", "not an integer"]),
-        (["seq_len=1,,2"], ["axis seq_len", "''", "not an integer"]),
-        (["seq_len=1:y:*2"], ["axis seq_len", "'y'", "not an integer"]),
-        (["seq_len=1:8:*2.0"], ["axis seq_len", "'2.0'", "not an integer"]),
-        (["seq_len=1:8"], ["axis seq_len", "'1:8'", "first:last:*factor or first:last:+step"]),
-        (["seq_len=1:8:2"], ["axis seq_len", "'1:8:2'", "first:last:*factor"]),
-        (["seq_len=1:8:*2:+1"], ["axis seq_len", "'1:8:*2:+1'", "first:last:*factor"]),
-        (["seq_len=1:8:"], ["axis seq_len", "'1:8:'", "first:last:*factor"]),
-        (["seq_len=8:1:*2"], ["axis seq_len", "'8:1:*2'", "first <= last"]),
-        (["seq_len=8:1:+2"], ["axis seq_len", "'8:1:+2'", "first <= last"]),
-        (["seq_len=1:8:*1"], ["axis seq_len", "'1:8:*1'", "a factor of 2 or more"]),
-        (["seq_len=0:8:*2"], ["axis seq_len", "'0:8:*2'", "a factor of 2 or more from 1 or more"]),
-        (["seq_len=1:8:+0"], ["axis seq_len", "'1:8:+0'", "a step of 1 or more"]),
-        (["seq_len=1:8:+-1"], ["axis seq_len", "'1:8:+-1'", "a step of 1 or more"]),
-        (["seq_len=1:10001:+1"], ["'1:10001:+1'", "more than 10000 values", "a larger step"]),
-        (["seq_len=0:9999999999:+1"], ["'0:9999999999:+1'", "more than 10000 values"]),
-        (["dtype=fp8"], ["axis dtype", "'fp8'", "bf16, fp16, fp32"]),
-        (["dtype=fp16,"], ["axis dtype", "''", "bf16, fp16, fp32"]),
-        (["op=wirte"], ["axis op", "'wirte'", "did you mean 'write'?", "read, write"]),
-        (["block_order=random"], ["axis block_order", "'random'", "sequential, shuffled, strided"]),
-        (["lengths=raged"], ["axis lengths", "did you mean 'ragged'?"]),
-        (["kv_input=qkv"], ["axis kv_input", "'qkv'", "contiguous, fused_qkv"]),
-    ],
-    ids=str,
-)
-def test_a_bad_axis_is_one_line_that_names_value_and_expected(texts, names):
-    with pytest.raises(InputError) as raised:
-        Axes.parse(texts)
-    message = str(raised.value)
-    assert len(message.splitlines()) == 1
-    assert [name for name in names if name not in message] == []
-
-
-@given(
-    st.one_of(
-        st.text(),
-        st.builds("=".join, st.tuples(st.sampled_from(tuple(AXES)), st.text())),
-        st.builds("seq_len={}".format, st.text("0123456789:*+-,. ", max_size=12)),
-    )
-)
-def test_any_text_is_either_an_axis_or_a_one_line_error(text):
-    try:
-        ((name, values),) = Axes.parse([text]).values
-    except InputError as error:
-        assert len(str(error).splitlines()) == 1  # noqa: PT017 - both outcomes are right
-    else:
-        assert name in AXES
-        assert len(set(values)) == len(values) > 0
+MLA = {"layout": "MLA", "num_heads": 1, "num_kv_heads": 1, "head_dim": 576}
 
 
 @pytest.mark.parametrize(
@@ -137,22 +35,87 @@ def test_any_text_is_either_an_axis_or_a_one_line_error(text):
         ({"dtype": "fp8"}, ["dtype 'fp8'", "bf16, fp16, fp32"]),
         ({"dtype": "float16"}, ["dtype 'float16'", "bf16, fp16, fp32"]),
         ({"block_order": "strieded"}, ["block_order", "did you mean 'strided'?"]),
+        ({"block_order": "churn"}, ["block_order", "did you mean 'churned'?"]),
         ({"lengths": "long"}, ["lengths 'long'", "equal, holes, ragged"]),
-        ({"kv_input": "q"}, ["kv_input 'q'", "contiguous, fused_qkv"]),
+        ({"kv_input": "q"}, ["kv_input 'q'", "contiguous, fused_qkv, head_major"]),
+        ({"layout": "nhd"}, ["layout 'nhd'", "HND, HND-KV, MLA, NHD, NHD-KV, x-packed"]),
+        ({"layout": "HND_KV"}, ["layout", "did you mean 'HND-KV'?"]),
+        ({"cache_dtype": "fp8"}, ["cache_dtype 'fp8'", "auto, fp8_e4m3, fp8_e5m2, int8"]),
+        ({"cache_dtype": "bf16"}, ["cache_dtype 'bf16'", "auto, fp8_e4m3, fp8_e5m2, int8"]),
+        (
+            {"cache_dtype": "int8", "kv_scale": "per_row"},
+            ["kv_scale 'per_row'", "per_head, per_tensor, per_token"],
+        ),
+        ({"padding_slots": "none"}, ["padding_slots 'none'", "absent, negative"]),
+        ({"slot_dtype": "int16"}, ["slot_dtype 'int16'", "int32, int64"]),
         ({"seq_len": -1}, ["seq_len=-1", "an integer, 0 or more"]),
         ({"seq_len": 2.0}, ["seq_len=2.0", "an integer"]),
         ({"seq_len": True}, ["seq_len=True", "an integer"]),
         ({"seq_len": "4"}, ["seq_len='4'", "an integer"]),
+        ({"shared_blocks": -1}, ["shared_blocks=-1", "an integer, 0 or more"]),
+        ({"missing_blocks": -2}, ["missing_blocks=-2", "an integer, 0 or more"]),
+        ({"missing_blocks": 1.5}, ["missing_blocks=1.5", "an integer, 0 or more"]),
+        ({"table_padding": -1}, ["table_padding=-1", "an integer, 0 or more"]),
         ({"block_size": 0}, ["block_size=0", "an integer, 1 or more"]),
         ({"head_dim": 0}, ["head_dim=0", "an integer, 1 or more"]),
         ({"num_kv_heads": 0}, ["num_kv_heads=0", "an integer, 1 or more"]),
+        ({**MLA, "rope_dim": 0}, ["rope_dim=0", "an integer, 1 or more"]),
         ({"batch": -1}, ["batch=-1", "an integer, 0 or more"]),
         ({"num_heads": 12}, ["num_heads=12", "num_kv_heads=8", "a multiple of num_kv_heads"]),
         ({"num_heads": 4}, ["num_heads=4", "num_kv_heads=8", "a multiple of num_kv_heads"]),
+        # What has no meaning where the case is.
         ({"op": "read", "padding": 2}, ["padding=2", "op=read", "expected 0"]),
+        ({"op": "read", "missing_blocks": 1}, ["missing_blocks=1", "op=read", "expected 0"]),
+        (
+            {"op": "read", "padding_slots": "absent"},
+            ["padding_slots=absent", "op=read", "expected negative"],
+        ),
         (
             {"op": "read", "kv_input": "fused_qkv"},
             ["kv_input=fused_qkv", "op=read", "expected contiguous"],
+        ),
+        ({"rope_dim": 32}, ["rope_dim=32", "layout=NHD", "expected 64"]),
+        ({"layout": "HND-KV", "rope_dim": 65}, ["rope_dim=65", "layout=HND-KV", "expected 64"]),
+        ({"kv_scale": "per_head"}, ["kv_scale=per_head", "cache_dtype=auto", "per_tensor"]),
+        ({"kv_scale": "per_token"}, ["kv_scale=per_token", "cache_dtype=auto", "per_tensor"]),
+        # What a layout can't hold.
+        (
+            {"layout": "x-packed", "dtype": "fp32", "head_dim": 6},
+            ["head_dim=6", "layout=x-packed", "a multiple of 4,"],
+        ),
+        (
+            {"layout": "x-packed", "dtype": "fp16", "head_dim": 12},
+            ["head_dim=12", "layout=x-packed", "a multiple of 8,"],
+        ),
+        (
+            {"layout": "x-packed", "dtype": "bf16", "head_dim": 4},
+            ["head_dim=4", "layout=x-packed", "a multiple of 8,"],
+        ),
+        *(
+            (
+                {"layout": "x-packed", "dtype": "fp32", "cache_dtype": codes, "head_dim": 24},
+                ["head_dim=24", "layout=x-packed", "a multiple of 16,"],
+            )
+            for codes in ("fp8_e4m3", "fp8_e5m2", "int8")
+        ),
+        ({"layout": "MLA"}, ["num_kv_heads=8", "layout=MLA", "expected 1"]),
+        (
+            {**MLA, "num_heads": 2, "num_kv_heads": 2},
+            ["num_kv_heads=2", "layout=MLA", "expected 1"],
+        ),
+        ({**MLA, "head_dim": 64}, ["head_dim=64", "layout=MLA", "rope_dim=64", "more than"]),
+        (
+            {**MLA, "head_dim": 100, "rope_dim": 128},
+            ["head_dim=100", "layout=MLA", "rope_dim=128", "more than rope_dim"],
+        ),
+        # A write into what sequences share.
+        (
+            {"shared_blocks": 1},
+            ["shared_blocks=1", "op=write", "start_pos=0", "start_pos of 16 or more"],
+        ),
+        (
+            {"shared_blocks": 3, "block_size": 8, "start_pos": 23},
+            ["shared_blocks=3", "op=write", "start_pos=23", "start_pos of 24 or more"],
         ),
     ],
     ids=str,
@@ -165,65 +128,60 @@ def test_a_bad_case_is_one_line_that_names_value_and_expected(fields, names):
     assert [name for name in names if name not in message] == []
 
 
-def test_axes_that_do_not_go_together_are_refused_when_they_meet():
-    axes = Axes.parse(["num_heads=8", "num_kv_heads=4,3"])
-    with pytest.raises(InputError, match="num_heads=8 with num_kv_heads=3: expected num_heads"):
-        axes.expand()
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layout": "x-packed", "dtype": "fp32", "head_dim": 4},
+        {"layout": "x-packed", "dtype": "fp16", "head_dim": 8},
+        {"layout": "x-packed", "dtype": "bf16", "head_dim": 24},
+        {"layout": "x-packed", "dtype": "fp32", "cache_dtype": "int8", "head_dim": 16},
+        {**MLA, "head_dim": 65},
+        {**MLA, "rope_dim": 575},
+        {**MLA, "num_heads": 128},
+        {"shared_blocks": 3, "block_size": 8, "start_pos": 24},
+        {"cache_dtype": "fp8_e5m2", "kv_scale": "per_token"},
+        # A read may begin in what is shared.
+        {"op": "read", "shared_blocks": 3},
+    ],
+    ids=str,
+)
+def test_a_case_at_the_edge_of_what_is_valid_is_taken(fields):
+    fields = {"op": "write", "seq_len": 1, **fields}
+    taken = Case(**fields).fields()
+    assert {name: taken[name] for name in fields} == fields
 
 
-def test_axes_not_named_have_their_default():
-    assert Axes.parse([]).expand() == (
-        Case(op="write", seq_len=128),
-        Case(op="read", seq_len=128),
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={name: st.sampled_from((*words, "other")) for name, words in WORDS.items()}
+        | {name: st.integers(-2, 70) for name in LEAST},
     )
+)
+def test_any_fields_are_a_case_or_a_one_line_error(fields):
+    try:
+        case = Case(**{"op": "read", "seq_len": 1, **fields})
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1  # noqa: PT017 - both outcomes are right
+    else:
+        assert "other" not in case.fields().values()
+        assert all(getattr(case, name) >= least for name, least in LEAST.items())
 
 
-def test_num_heads_follows_num_kv_heads_unless_it_is_named():
-    follows = Axes.parse(["num_kv_heads=1,3,32"]).expand()
-    assert {(case.num_heads, case.num_kv_heads) for case in follows} == {(1, 1), (3, 3), (32, 32)}
-    named = Axes.parse(["num_kv_heads=1,3", "num_heads=6"]).expand()
-    assert {(case.num_heads, case.num_kv_heads) for case in named} == {(6, 1), (6, 3)}
-
-
-def test_what_only_a_write_has_is_at_its_default_in_reads_and_makes_them_no_more():
-    expanded = Axes.parse(["padding=0,4", "kv_input=contiguous,fused_qkv"]).expand()
-    writes = [(case.padding, case.kv_input) for case in expanded if case.op == "write"]
-    assert writes == [(0, "contiguous"), (0, "fused_qkv"), (4, "contiguous"), (4, "fused_qkv")]
-    assert [case for case in expanded if case.op == "read"] == [Case(op="read", seq_len=128)]
-    assert WRITE_ONLY == ("padding", "kv_input")
-
-
-def test_expand_goes_through_the_axes_in_their_order_whatever_order_they_are_given_in():
-    texts = ["op=read", "seq_len=2,1", "block_size=8,16"]
-    expected = [(2, 8), (2, 16), (1, 8), (1, 16)]
-    for given_texts in (texts, texts[::-1]):
-        expanded = Axes.parse(given_texts).expand()
-        assert [(case.seq_len, case.block_size) for case in expanded] == expected
-
-
-def test_override_replaces_the_axes_that_it_names_and_adds_those_that_are_new():
-    axes = Axes.parse(["op=read", "seq_len=1,2", "batch=3"])
-    overridden = axes.override(Axes.parse(["seq_len=9", "seed=5"]))
-    assert overridden.expand() == (Case(op="read", seq_len=9, batch=3, seed=5),)
-    assert len(axes.expand()) == 2
-
-
-def test_expand_all_keeps_each_case_once_where_it_first_appears():
-    grids = [Axes.parse(["op=read", f"seq_len={values}"]) for values in ("4,2", "1:4:*2", "2,8")]
-    assert [case.seq_len for case in expand_all(grids)] == [4, 2, 1, 8]
-    assert expand_all([]) == ()
-
-
-@given(cases())
-def test_a_case_is_what_its_fields_as_axes_expand_to(case):
-    assert Axes.parse(f"{name}={value}" for name, value in case.fields().items()).expand() == (
-        case,
-    )
-    assert Axes.parse(case.label().split()).expand() == (case,)
-
-
-def test_every_field_of_a_case_is_an_axis():
-    assert list(AXES) == [field.name for field in dataclasses.fields(Case)]
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", OPS)
+def test_a_field_without_meaning_names_what_takes_it_away(op, layout, cache_dtype):
+    reasons = without_meaning(op, layout, cache_dtype)
+    expected = {}
+    if op == "read":
+        for name in ("missing_blocks", "padding", "padding_slots", "kv_input"):
+            expected[name] = "op=read"
+    if layout != "MLA":
+        expected["rope_dim"] = f"layout={layout}"
+    if cache_dtype == "auto":
+        expected["kv_scale"] = "cache_dtype=auto"
+    assert {name: why.partition(" ")[0] for name, why in reasons.items()} == expected
 
 
 @given(cases())
@@ -236,56 +194,198 @@ def test_json_with_a_value_that_no_cache_could_have_is_refused():
         msgspec.json.decode(b'{"op": "read", "seq_len": 1, "block_size": 0}', type=Case)
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_a_preset_expands_to_cases_of_both_ops_each_once(preset):
-    expanded = preset.cases()
-    assert {case.op for case in expanded} == set(OPS)
-    assert len(set(expanded)) == len(expanded)
-    assert get_preset(preset.name) is preset
-    assert len(preset.summary.splitlines()) == 1
+def test_defaults_are_those_of_a_case():
+    assert Case(op="read", seq_len=3).fields() == {**DEFAULTS, "op": "read", "seq_len": 3}
+    assert DEFAULTS["op"] is DEFAULTS["seq_len"] is dataclasses.MISSING
 
 
-def test_overrides_reach_every_grid_of_a_preset():
-    expanded = PRESETS["cpu"].cases(Axes.parse(["seq_len=3", "dtype=fp16"]))
-    assert {(case.seq_len, case.dtype) for case in expanded} == {(3, "fp16")}
-    # Grids that have become alike are joined.
-    assert len(set(expanded)) == len(expanded)
+# Sequences.
 
 
-def test_an_unknown_preset_is_an_error_with_the_nearest():
-    with pytest.raises(InputError, match=r"preset 'smok' \(did you mean 'smoke'\?\); expected one"):
-        get_preset("smok")
+@given(cases(), st.sampled_from(LENGTHS))
+def test_lengths_add_up_to_batch_times_seq_len_whatever_their_kind(case, lengths):
+    starts, drawn = dataclasses.replace(case, lengths=lengths).sequences()
+    assert sum(drawn) == case.batch * case.seq_len == case.tokens
+    assert all(length >= 0 for length in drawn)
+    assert len(starts) == len(drawn) == case.batch
 
 
-def test_the_check_grids_reach_every_value_of_every_word_axis():
-    expanded = expand_all(CHECK_GRIDS)
-    for axis in ("op", "dtype", "lengths", "block_order", "kv_input"):
-        assert {getattr(case, axis) for case in expanded} == set(AXES[axis].expected.split(", "))
+@given(cases())
+def test_the_first_sequence_starts_at_start_pos_and_the_others_up_to_two_blocks_later(case):
+    starts, _ = case.sequences()
+    assert starts[:1] == [case.start_pos][: case.batch]
+    latest = case.start_pos + (0 if case.lengths == "equal" else 2 * case.block_size)
+    assert all(case.start_pos <= start <= latest for start in starts)
 
 
-def test_nbytes_of_one_token_by_hand():
-    # K and V, each read and written: 4 x 8 heads x 128 elements x 2 bytes.
-    assert Case(op="write", seq_len=1).nbytes == 8192
-    assert Case(op="read", seq_len=5, batch=3, dtype="fp32").nbytes == 5 * 3 * 2 * 8192
-    assert Case(op="write", seq_len=1, padding=9).nbytes == 8192
+def test_equal_sequences_all_are_as_the_case_says():
+    case = Case(op="read", seq_len=7, batch=3, start_pos=5, lengths="equal")
+    assert case.sequences() == ([5, 5, 5], [7, 7, 7])
 
 
-@given(cases(op="write"))
-def test_nbytes_of_a_write_is_twice_the_bytes_that_change_in_both_pools(case):
-    tensors = workload.build(case, torch.device("cpu"))
-    places = oracle.token_slots(tensors)
-    changed = 0
-    for pool, rows in ((tensors.key_pool, tensors.key), (tensors.value_pool, tensors.value)):
-        before = np.zeros_like(oracle.bits(pool))
-        after = oracle.written(before, np.ones_like(oracle.bits(rows)), places)
-        changed += np.count_nonzero(after != before) * pool.element_size()
-    assert case.nbytes == 2 * changed
+def test_ragged_sequences_have_starts_and_lengths_of_their_own():
+    starts, lengths = Case(op="read", seq_len=40, batch=8, lengths="ragged").sequences()
+    assert len(set(starts)) > 4
+    assert len(set(lengths)) > 4
 
 
-@given(cases(op="read"))
-def test_nbytes_of_a_read_is_twice_the_bytes_of_its_result(case):
-    tensors = workload.build(case, torch.device("cpu"))
-    places = oracle.token_slots(tensors)
-    pools = (tensors.key_pool, tensors.value_pool)
-    result = sum(oracle.gathered(oracle.bits(pool), places).nbytes for pool in pools)
-    assert case.nbytes == 2 * result
+@given(st.integers(1, 40), st.integers(0, 8), st.integers(0, 99))
+def test_no_ragged_sequence_is_empty(seq_len, batch, seed):
+    _, lengths = Case(op="read", seq_len=seq_len, batch=batch, seed=seed).sequences()
+    assert all(length > 0 for length in lengths)
+
+
+@given(st.integers(0, 40), st.integers(0, 8), st.integers(0, 99))
+def test_of_holes_every_second_sequence_is_empty(seq_len, batch, seed):
+    case = Case(op="read", seq_len=seq_len, batch=batch, seed=seed, lengths="holes")
+    _, lengths = case.sequences()
+    assert lengths[1::2] == [0] * (batch // 2)
+    assert lengths[: batch // 2 * 2 : 2] == [2 * seq_len] * (batch // 2)
+    assert lengths[batch // 2 * 2 :] == [seq_len] * (batch % 2)
+
+
+@given(cases())
+def test_a_batch_of_one_is_the_same_in_all_kinds_of_lengths(case):
+    one = dataclasses.replace(case, batch=1)
+    kinds = [dataclasses.replace(one, lengths=lengths).sequences() for lengths in LENGTHS]
+    assert kinds == [([case.start_pos], [case.seq_len])] * len(LENGTHS)
+
+
+def test_sequences_are_decided_by_the_seed_alone_in_any_process():
+    # Pinned: a row of a stored run must be rebuilt years later as it was.
+    case = Case(op="read", seq_len=5, batch=3, start_pos=2, block_size=4, seed=1)
+    assert case.sequences() == ([2, 4, 3], [7, 3, 5])
+    other = [dataclasses.replace(case, seed=seed, seq_len=90).sequences() for seed in range(5)]
+    for one, another in itertools.combinations(other, 2):
+        assert one[0] != another[0]
+        assert one[1] != another[1]
+
+
+# Sizes, and what one call moves.
+
+
+@pytest.mark.parametrize(
+    ("fields", "pack"),
+    [
+        ({"dtype": "fp32"}, 4),
+        ({"dtype": "fp16"}, 8),
+        ({"dtype": "bf16"}, 8),
+        ({"dtype": "fp32", "cache_dtype": "fp8_e4m3"}, 16),
+        ({"cache_dtype": "fp8_e5m2"}, 16),
+        ({"cache_dtype": "int8"}, 16),
+    ],
+    ids=str,
+)
+def test_a_vector_of_x_packed_k_is_16_bytes(fields, pack):
+    case = Case(op="read", seq_len=1, layout="x-packed", **fields)
+    assert case.pack == pack
+    assert case.cache_element_bytes * pack == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "nbytes"),
+    [
+        # K and V, each read and written: 4 x 8 heads x 128 elements x 2 bytes.
+        ({"op": "write", "seq_len": 1}, 8192),
+        ({"op": "write", "seq_len": 1, "padding": 9, "table_padding": 3}, 8192),
+        ({"op": "read", "seq_len": 5, "batch": 3, "dtype": "fp32"}, 5 * 3 * 2 * 8192),
+        # K and V of 2 bytes outside and 1 inside: 2 x 8 x 128 x (2 + 1).
+        ({"op": "read", "seq_len": 1, "cache_dtype": "int8", "kv_scale": "per_head"}, 6144),
+        # As above, with one scale of 4 bytes for K and one for V.
+        (
+            {"op": "write", "seq_len": 1, "cache_dtype": "fp8_e4m3", "kv_scale": "per_token"},
+            6144 + 8,
+        ),
+        (
+            {"op": "read", "seq_len": 3, "batch": 2, "cache_dtype": "fp8_e5m2"}
+            | {"kv_scale": "per_token", "dtype": "fp32"},
+            6 * (2 * 8 * 128 * 5 + 8),
+        ),
+        # One latent row of 576, not one for K and another for V.
+        ({"op": "write", "seq_len": 1, **MLA}, 576 * 2 * 2),
+        ({"op": "read", "seq_len": 2, **MLA, "num_heads": 128, "rope_dim": 32}, 2 * 576 * 2 * 2),
+        ({"op": "read", "seq_len": 1, **MLA, "cache_dtype": "fp8_e4m3"}, 576 * 3),
+        (
+            {"op": "write", "seq_len": 1, **MLA, "cache_dtype": "fp8_e4m3"}
+            | {"kv_scale": "per_token"},
+            576 * 3 + 8,
+        ),
+        # Of 40 tokens from position 0 the 16 of the first block, or all, are written nowhere.
+        ({"op": "write", "seq_len": 40, "missing_blocks": 1}, 24 * 8192),
+        ({"op": "write", "seq_len": 40, "missing_blocks": 3}, 0),
+        # From position 17 on, the block that is missing has 15 of the tokens.
+        ({"op": "write", "seq_len": 40, "start_pos": 17, "missing_blocks": 1}, 25 * 8192),
+        # Three read 40 tokens each, 32 of them in the same two blocks.
+        (
+            {"op": "read", "seq_len": 40, "batch": 3, "lengths": "equal", "shared_blocks": 2},
+            120 * 4096 + (32 + 3 * 8) * 4096,
+        ),
+    ],
+    ids=str,
+)
+def test_nbytes_by_hand(fields, nbytes):
+    assert Case(**fields).nbytes == nbytes
+
+
+def slots_of_tokens(case: Case) -> list[tuple[int, int]]:
+    """Block and slot of every token that has them."""
+    at = place(case)
+    return [
+        (table[position // case.block_size], position % case.block_size)
+        for table, start, length in zip(at.block_tables, at.starts, at.lengths, strict=True)
+        for position in range(start, start + length)
+        if table[position // case.block_size] >= 0
+    ]
+
+
+def check_moved(case: Case) -> None:
+    stored = slots_of_tokens(case)
+    assert case.moved() == (len(stored), len(set(stored)))
+
+
+@given(cases())
+def test_what_a_case_moves_is_what_counting_its_slots_gives(case):
+    check_moved(case)
+
+
+@given(
+    st.integers(0, 12), st.integers(2, 8), st.integers(0, 30), st.integers(0, 9), st.integers(0, 99)
+)
+def test_what_sequences_share_is_read_once(seq_len, batch, shared, start_pos, seed):
+    # Short sequences that begin anywhere in a long prefix, or behind it: some end in one another.
+    check_moved(
+        Case(
+            op="read",
+            seq_len=seq_len,
+            batch=batch,
+            shared_blocks=shared,
+            start_pos=start_pos,
+            block_size=5,
+            seed=seed,
+        )
+    )
+
+
+@given(cases(op="write"), st.integers(1, 20), st.integers(0, 8), st.integers(1, 8))
+def test_what_has_no_block_is_not_written(case, missing, more, block_size):
+    check_moved(
+        dataclasses.replace(
+            case,
+            missing_blocks=missing,
+            block_size=block_size,
+            start_pos=case.shared_blocks * block_size + more,
+        )
+    )
+
+
+@given(cases())
+def test_nbytes_counts_the_bytes_of_every_row_and_slot_that_moves(case):
+    tensors = workload.build(dataclasses.replace(case, batch=0), torch.device("cpu"))
+    slot = [tensors.key_pool[0, 0], tensors.value_pool[0, 0]]
+    row_bytes = sum(part.numel() * tensors.dtype.itemsize for part in slot)
+    slot_bytes = sum(part.nbytes for part in slot)
+    if case.kv_scale == "per_token":
+        slot_bytes += tensors.key_scale[0, 0].nbytes + tensors.value_scale[0, 0].nbytes
+    assert (case.row_bytes, case.slot_bytes) == (row_bytes, slot_bytes)
+    stored = slots_of_tokens(case)
+    assert case.nbytes == len(stored) * row_bytes + len(set(stored)) * slot_bytes

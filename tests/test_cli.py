@@ -13,8 +13,9 @@ from made import contents, result, run_folder, sweep_rows
 
 import kvbench
 from kvbench import cli
-from kvbench.axes import AXES
-from kvbench.presets import PRESETS
+from kvbench.axes import AXES, Axes, expand_all
+from kvbench.cases import CACHE_DTYPES, DTYPE_BYTES, KV_SCALES, LAYOUTS, OPS
+from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS
 from kvbench.report import style
 from kvbench.store import ROWS_FILE, RUN_FILE, load
 from kvbench.strategies import registry
@@ -151,6 +152,41 @@ def test_check_names_a_wrong_strategy_and_how_to_see_it_again(kvbench_, wrong_fi
     assert ended.err == ""
     assert "write.wrong incorrect: key_pool block" in ended.out
     assert "FAILED: 1 of 2 checks" in ended.out
+
+
+def test_an_exhaustive_check_prints_every_layout_with_every_dtype(kvbench_, monkeypatch):
+    grid = (
+        "layout=NHD,HND seq_len=3 block_size=2 num_kv_heads=1 head_dim=16 dtype=fp32,fp16,bf16 "
+        "cache_dtype=auto,fp8_e4m3,fp8_e5m2,int8"
+    )
+    monkeypatch.setattr(cli, "EXHAUSTIVE_GRIDS", (Axes.parse(grid.split()),))
+    ended = kvbench_("check", "--exhaustive", "-s", "read.[ls]*", "--device", "cpu")
+    assert (ended.code, ended.err) == (0, "")
+    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in ended.out.splitlines()]
+    lines = {tuple(row[:2]): row[2:] for row in cells if len(row) == 8}
+    each = [*3 * ["1 pass"], *3 * ["3 pass"]]
+    assert lines["read.loop", "NHD"] == lines["read.loop", "HND"] == each
+    assert lines["read.slot_mapping", "NHD"] == each
+    assert lines["read.slot_mapping", "HND"] == 6 * ["no [1]"]
+    assert lines["read.slot_mapping", "MLA"] == 6 * ["not in these cases"]
+    assert "\n[1] layout HND: its blocks and slots" in ended.out
+    narrowed = kvbench_(
+        "check", "--exhaustive", "-a", "layout=HND", "-s", "read.loop", "--device", "cpu"
+    )
+    assert "12 cases on cpu" in narrowed.out
+
+
+def test_the_exhaustive_grids_reach_every_layout_with_every_format_and_kind_of_scales():
+    cases = expand_all(EXHAUSTIVE_GRIDS)
+    assert {(c.op, c.layout, c.dtype, c.cache_dtype, c.kv_scale) for c in cases} == {
+        (op, layout, dtype, cache_dtype, kv_scale)
+        for op in OPS
+        for layout in LAYOUTS
+        for dtype in DTYPE_BYTES
+        for cache_dtype in CACHE_DTYPES
+        for kv_scale in (KV_SCALES if cache_dtype != "auto" else KV_SCALES[:1])
+    }
+    assert set(expand_all(CHECK_GRIDS)) <= set(cases)
 
 
 def test_the_command_of_a_failed_check_fails_again(kvbench_, wrong_file):

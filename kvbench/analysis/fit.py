@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import nnls
 
-from kvbench.analysis.frame import timed
+from kvbench.analysis.frame import main_pools, timed
 from kvbench.analysis.statistics import CONFIDENCE
 
 Floats = npt.NDArray[np.float64]
@@ -185,12 +185,14 @@ def _reciprocal(per_byte: Term) -> Term | None:
 def fit_run(frame: pd.DataFrame, op: str) -> list[Fit | Refusal]:
     """The model of every strategy of an op that was timed, and of all of them jointly.
 
+    Of a run with several kinds of pools the cells are those of the main one.
+
     Args:
         frame: Rows of a run, with the columns launches and least_bytes.
         op: The op.
     """
     runs = timed(frame[frame["op"] == op])
-    runs = runs[runs["launches"].notna() & (runs["tokens"] > 0)]
+    runs = main_pools(runs[runs["launches"].notna() & (runs["tokens"] > 0)])
     fits = [
         fit_model(str(name), *_columns(own)) for name, own in runs.groupby("strategy", sort=True)
     ]

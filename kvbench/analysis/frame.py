@@ -84,6 +84,18 @@ def timed(frame: pd.DataFrame, phase: str = "run", clock: str = "wall") -> pd.Da
     return frame[(frame["status"] == "ok") & (frame["phase"] == phase) & (frame["clock"] == clock)]
 
 
+POOL_FIELDS = ("layout", "cache_dtype", "kv_scale")
+
+
+def main_pools(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the kind of pool that most rows have: one layout, format and kind of scales.
+
+    Another kind moves its bytes at another speed: one bandwidth does not explain both.
+    """
+    others = {"queries_per_kv_head", *CASE_FIELDS} - set(POOL_FIELDS)
+    return frame if frame.empty else groups(frame, others)[0][1]
+
+
 def groups(
     frame: pd.DataFrame, free: Iterable[str]
 ) -> list[tuple[dict[str, object], pd.DataFrame]]:

@@ -12,8 +12,6 @@ import triton.language as tl
 
 MANTISSA_BITS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, torch.int8: 0}
 """CODE of each format."""
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
-"""The largest value of each format."""
 
 
 def encode(scaled, LARGEST: tl.constexpr, CODE: tl.constexpr):

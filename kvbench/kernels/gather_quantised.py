@@ -10,6 +10,7 @@ from kvbench.kernels.rows import (
     Slots,
     as_bytes,
     check_operands,
+    check_scales,
     joined,
     row_block,
     row_warps,
@@ -164,6 +165,8 @@ def gather_quantised_kv(
     """
     key, value = joined(key), joined(value)
     check_operands(key, value, key_pool, value_pool, slot_mapping, quantised=True)
+    scales = {"key_scale": key_scale, "value_scale": value_scale}
+    check_scales(key_pool, scales, per_token=per_token)
     tokens = len(slot_mapping)
     if tokens == 0:
         return

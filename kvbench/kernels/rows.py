@@ -1,8 +1,12 @@
 """How tokens' rows and their slots are cut into programs and addressed, in every kernel."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+"""The largest value of each format of codes."""
 
 _MOST_ELEMENTS = 1024
 """Elements of one program: at 4 warps and 16 bits, 16-byte accesses for each of 128 threads."""
@@ -102,6 +106,26 @@ def check_operands(
             raise ValueError(f"{name} is {actual}; expected {expected}")
     if len(slot_mapping) > len(key):
         raise ValueError(f"slot_mapping has {len(slot_mapping)} slots; expected up to {len(key)}")
+
+
+def check_scales(
+    key_pool: torch.Tensor, scales: Mapping[str, torch.Tensor], *, per_token: bool
+) -> None:
+    """Refuse scales that a kernel would read or write out of bounds, and pools that hold no codes.
+
+    Raises:
+        ValueError: The message names the argument, what was expected and what was given.
+    """
+    if key_pool.dtype not in LARGEST:
+        formats = ", ".join(str(dtype) for dtype in LARGEST)
+        raise ValueError(f"key_pool's dtype is {key_pool.dtype}; expected one of {formats}")
+    shapes = [tuple(key_pool.shape[:2])] if per_token else [(1, 1), (1, key_pool.shape[2])]
+    for name, scale in scales.items():
+        if tuple(scale.shape) not in shapes:
+            expected = " or ".join(map(str, shapes))
+            raise ValueError(f"{name}'s shape is {tuple(scale.shape)}; expected {expected}")
+        if scale.dtype is not torch.float32:
+            raise ValueError(f"{name}'s dtype is {scale.dtype}; expected torch.float32")
 
 
 def _row(pool: torch.Tensor) -> tuple[int, int]:

@@ -3,13 +3,15 @@
 import torch
 import triton.language as tl
 
-from kvbench.kernels.codes import LARGEST, MANTISSA_BITS, encode
+from kvbench.kernels.codes import MANTISSA_BITS, encode
 from kvbench.kernels.jit import Kernel
 from kvbench.kernels.offsets import row_offsets, slot_offsets
 from kvbench.kernels.rows import (
+    LARGEST,
     Slots,
     as_bytes,
     check_operands,
+    check_scales,
     joined,
     row_block,
     row_warps,
@@ -201,6 +203,8 @@ def scatter_quantised_kv(
     """
     key, value = joined(key), joined(value)
     check_operands(key, value, key_pool, value_pool, slot_mapping, quantised=True)
+    scales = {"key_scale": key_scale, "value_scale": value_scale}
+    check_scales(key_pool, scales, per_token=per_token)
     tokens = len(slot_mapping)
     if tokens == 0:
         return

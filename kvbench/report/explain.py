@@ -7,8 +7,9 @@ import pandas as pd
 
 from kvbench.analysis.crossover import Crossover, crossovers
 from kvbench.analysis.fit import Fit, Refusal, Term, fit_run
-from kvbench.analysis.frame import CASE_FIELDS, groups, timed
+from kvbench.analysis.frame import CASE_FIELDS, groups, main_pools, timed
 from kvbench.analysis.verdict import LEAST_R_SQUARED, cpu_verdicts, device_verdicts
+from kvbench.report.setting import describe
 from kvbench.report.tables import MISSING, Table
 from kvbench.units import format_seconds_interval, significant
 
@@ -102,9 +103,7 @@ def crossover_table(frame: pd.DataFrame, op: str) -> Table | None:
     if not lines:
         return None
     return Table(
-        f"{op}: from which seq_len on the first beats the second (block size "
-        f"{shared['block_size']}, {shared['num_kv_heads']} KV heads, {shared['dtype']}, "
-        f"batch {shared['batch']})",
+        f"{op}: from which seq_len on the first beats the second ({describe(shared)})",
         ("strategy", "beats", "from seq_len", "95 % interval"),
         lines,
     )
@@ -112,7 +111,7 @@ def crossover_table(frame: pd.DataFrame, op: str) -> Table | None:
 
 def verdict_table(frame: pd.DataFrame, op: str) -> Table | None:
     """What bounds each strategy by seq_len in the run's main setting; None if it isn't known."""
-    runs = timed(frame[frame["op"] == op])
+    runs = main_pools(timed(frame[frame["op"] == op]))
     if runs.empty:
         return None
     if (frame["clock"] == "device").any():

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from kvbench.analysis.frame import groups
+from kvbench.report.setting import describe
 from kvbench.report.style import WIDTH_IN
 from kvbench.results import RunInfo
 
@@ -57,29 +58,12 @@ def pages(frame: pd.DataFrame) -> Iterator[Page]:
         for number, (blocks, heads) in enumerate(itertools.product(columns, lines)):
             part = rows[rows["block_size"].isin(blocks) & rows["num_kv_heads"].isin(heads)]
             name = stem if number == 0 else f"{stem}-{number + 1}".lstrip("-")
-            yield Page(name, _subtitle(shared), part, blocks, heads)
+            yield Page(name, describe(shared, ("head_dim", "block_order")), part, blocks, heads)
 
 
 def _chunks(values: Sequence[int]) -> list[tuple[int, ...]]:
     count = math.ceil(len(values) / _MOST_PER_SIDE)
     return [tuple(int(v) for v in chunk) for chunk in np.array_split(np.array(values), count)]
-
-
-def _subtitle(shared: dict[str, object]) -> str:
-    batch = f"batch {shared['batch']}"
-    if shared["batch"] != 1:
-        batch += f" ({shared['lengths']})"
-    parts = [f"{shared['dtype']}", f"head_dim {shared['head_dim']}", batch]
-    parts.append(f"{shared['block_order']} blocks")
-    if shared["queries_per_kv_head"] != 1:
-        parts.append(f"{shared['queries_per_kv_head']} query heads per KV head")
-    if shared["start_pos"]:
-        parts.append(f"start_pos {shared['start_pos']}")
-    if shared["padding"]:
-        parts.append(f"{shared['padding']} padding rows")
-    if shared["kv_input"] != "contiguous":
-        parts.append(f"{shared['kv_input']} input")
-    return ", ".join(parts)
 
 
 def make_panels(

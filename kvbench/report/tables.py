@@ -11,6 +11,8 @@ from rich.text import Text
 
 from kvbench.analysis.frame import CASE_FIELDS, groups, timed
 from kvbench.analysis.ranking import rank, step_costs
+from kvbench.cases import DTYPE_BYTES, LAYOUTS, QUANTISED_BYTES
+from kvbench.report.setting import describe
 from kvbench.results import LaunchCounts, RunInfo
 from kvbench.units import format_bandwidth, format_seconds, significant
 
@@ -106,9 +108,8 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
             by_length = by_length.assign(layer_s=by_length["step_s"] / layers)
             label = f"{strategy}, with prepare"
             lines.append((label, *(_time(by_length, "layer_s", n) for n in seq_lens)))
-    setting = f"block size {shared['block_size']}, {shared['num_kv_heads']} KV heads"
     return Table(
-        f"{op}: time per call by seq_len ({setting}, {shared['dtype']}, batch {shared['batch']}; "
+        f"{op}: time per call by seq_len ({describe(shared)}; "
         f"with prepare: spread over {layers} layers)",
         ("strategy", *(f"{n:,}" for n in seq_lens)),
         tuple(lines),
@@ -138,22 +139,63 @@ _CHECK_COLUMNS = (
 )
 
 
-def check_table(counts: Mapping[str, Counter[str]], cases: int, device: str) -> Table:
+def check_table(
+    counts: Mapping[str, Counter[str]], cases: int, device: str, *, quantised: bool = False
+) -> Table:
     """What became of the checks, a line per strategy.
 
     Args:
         counts: By strategy, how many cases ended with each status.
         cases: The cases.
         device: Where they were checked.
+        quantised: Whether quantised pools were among them.
     """
+    rounded = ", quantised pools as near as float32 has it" if quantised else ""
     return Table(
-        f"{cases} cases on {device}, bit for bit",
+        f"{cases} cases on {device}, bit for bit{rounded}",
         ("strategy", *(title for title, _ in _CHECK_COLUMNS)),
         tuple(
             (name, *(str(counter[status]) for _, status in _CHECK_COLUMNS))
             for name, counter in counts.items()
         ),
     )
+
+
+def matrix_table(
+    cells: Mapping[tuple[str, str, str], Counter[str]],
+) -> tuple[Table, tuple[str, ...]]:
+    """Strategy x layout x dtype: how many checks passed, or why there were none.
+
+    Args:
+        cells: By strategy, layout and dtype, how many checks ended with each status, those not
+            supported by their reason.
+
+    Returns:
+        The table, and the reasons that it refers to by number.
+    """
+    reasons: dict[str, int] = {}
+
+    def cell(counter: Counter[str]) -> str:
+        parts: list[str] = []
+        for status, count in counter.items():
+            if status == "checked":
+                parts.insert(0, f"{count} pass")
+            elif status in {"incorrect", "failed"}:
+                parts.append(f"{count} {status.upper()}")
+            else:
+                number = reasons.setdefault(status, len(reasons) + 1)
+                parts.append(f"no [{number}]")
+        return ", ".join(parts) or "not in these cases"
+
+    dtypes = (*DTYPE_BYTES, *QUANTISED_BYTES)
+    rows = tuple(
+        (name, layout, *(cell(cells.get((name, layout, dtype), Counter())) for dtype in dtypes))
+        for name in dict.fromkeys(strategy for strategy, _, _ in cells)
+        for layout in LAYOUTS
+    )
+    title = "Checks passed by strategy, layout and dtype (fp8 and int8 are the pool's)"
+    notes = tuple(f"[{number}] {reason}" for reason, number in reasons.items())
+    return Table(title, ("strategy", "layout", *dtypes), rows), notes
 
 
 def environment_line(info: RunInfo) -> str:

@@ -1,6 +1,6 @@
 """Strategies against the oracle over many cases, without timing."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +13,9 @@ from kvbench.strategies.base import Strategy
 from kvbench.sweep.measure import one_line, repro
 from kvbench.workload import build
 
+Cell = tuple[str, str, str]
+"""A strategy, a layout, and a dtype: the pool's where it is quantised, else that of K and V."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
@@ -24,6 +27,8 @@ class CheckReport:
     """Each incorrect or failed check, with the command that repeats it."""
     notes: tuple[str, ...]
     """What a reader has to know of the strategies: interpreted, unsupported and why."""
+    cells: dict[Cell, Counter[str]]
+    """The same counts by strategy, layout and dtype; of "unsupported", by its reason."""
 
     def count(self, status: Status) -> int:
         """Checks that ended with this status."""
@@ -66,6 +71,7 @@ def check_all(
     """
     counts: dict[str, Counter[str]] = {s.name: Counter() for s in strategies}
     unsupported: Counter[tuple[str, str]] = Counter()
+    cells: dict[Cell, Counter[str]] = defaultdict(Counter)
     faults = []
     for case in cases:
         for strategy in strategies:
@@ -73,6 +79,10 @@ def check_all(
                 continue
             status, reason = check_case(case, strategy, device)
             counts[strategy.name][status] += 1
+            dtype = case.cache_dtype if case.quantised else case.dtype
+            cells[strategy.name, case.layout, dtype][
+                reason if status == "unsupported" else status
+            ] += 1
             if status == "unsupported":
                 unsupported[strategy.name, reason] += 1
             elif status != "checked":
@@ -81,4 +91,4 @@ def check_all(
         on_case(case)
     notes = [f"{s.name}: {s.untimed(device)}" for s in strategies if s.untimed(device)]
     notes += [f"{n}: unsupported in {k} cases: {why}" for (n, why), k in unsupported.items()]
-    return CheckReport(counts, tuple(faults), tuple(notes))
+    return CheckReport(counts, tuple(faults), tuple(notes), dict(cells))

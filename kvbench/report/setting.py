@@ -1,0 +1,44 @@
+"""What cases have in common, in words: nothing unusual is left out of a title."""
+
+from collections.abc import Mapping
+
+from kvbench.cases import DEFAULTS
+
+_WORDS = {
+    "head_dim": "head_dim {}",
+    "block_order": "{} blocks",
+    "queries_per_kv_head": "{} query heads per KV head",
+    "padding": "{} padding rows",
+    "kv_input": "{} input",
+    "layout": "{} layout",
+    "slot_dtype": "{} slots",
+    "lengths": "{} lengths",
+}
+_SAID = {"op", "block_size", "num_kv_heads", "dtype", "batch", "cache_dtype", "kv_scale"}
+"""Fields that have a place of their own, or are said elsewhere."""
+_USUAL = {**DEFAULTS, "queries_per_kv_head": 1}
+
+
+def describe(shared: Mapping[str, object], always: tuple[str, ...] = ()) -> str:
+    """Every field that rows share and that a reader has to know, as "bf16, batch 1, HND layout".
+
+    Args:
+        shared: The fields, as `analysis.frame.groups` gives them.
+        always: Fields to name even where they have their default.
+    """
+    parts = []
+    if "block_size" in shared:
+        parts.append(f"block size {shared['block_size']}")
+    if "num_kv_heads" in shared:
+        parts.append(f"{shared['num_kv_heads']} KV heads")
+    parts.append(str(shared["dtype"]))
+    if shared["cache_dtype"] != "auto":
+        scaled = str(shared["kv_scale"]).replace("_", " ")
+        parts.append(f"{shared['cache_dtype']} pool scaled {scaled}")
+    parts.append(f"batch {shared['batch']}")
+    for name, value in shared.items():
+        if name in _SAID or (name == "lengths" and shared["batch"] == 1):
+            continue
+        if name in always or value != _USUAL[name]:
+            parts.append(_WORDS.get(name, f"{name} {{}}").format(value))
+    return ", ".join(parts)
