@@ -4,7 +4,7 @@ A block table is a Python list of physical block numbers, as an engine's schedul
 """
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -67,10 +67,11 @@ class BlockAllocator:
         """Hold blocks once more that somebody holds already.
 
         Raises:
-            InputError: A block is held by nobody.
+            InputError: A block is held by nobody; nothing was changed.
         """
         held = list(blocks)
-        self._refuse_free(held)
+        for block in set(held):
+            self._refuse_beyond(block, 1)
         for block in held:
             self._holders[block] += 1
 
@@ -78,21 +79,20 @@ class BlockAllocator:
         """Let go of blocks, the last of them first: a prefix stays in the cache for longest.
 
         Raises:
-            InputError: A block is held by nobody.
+            InputError: A block is held by fewer than let go of it; nothing was changed.
         """
         held = list(blocks)
-        self._refuse_free(held)
+        for block, times in Counter(held).items():
+            self._refuse_beyond(block, times)
         for block in reversed(held):
             self._holders[block] -= 1
             if not self._holders[block]:
                 self._free.append(block)
 
-    def _refuse_free(self, blocks: list[int]) -> None:
-        for block in blocks:
-            if not self._holders[block]:
-                raise InputError(
-                    f"block {block} is held by nobody; expected one that was allocated"
-                )
+    def _refuse_beyond(self, block: int, times: int) -> None:
+        holders = self._holders[block] if 0 <= block < len(self._holders) else 0
+        if holders < times:
+            raise InputError(f"block {block} is held {holders} times; expected {times} or more")
 
 
 def place(case: Case) -> Placement:
@@ -113,8 +113,8 @@ def place_sequences(case: Case, starts: list[int], lengths: list[int]) -> Placem
     heads = [min(count, case.shared_blocks) for count in needed]
     # From the block of the first new token on, as far as the table goes.
     gaps = [
-        min(case.missing_blocks, count - start // case.block_size) if count else 0
-        for count, start in zip(needed, starts, strict=True)
+        min(case.missing_blocks, count - start // case.block_size) if length else 0
+        for count, start, length in zip(needed, starts, lengths, strict=True)
     ]
     own = [count - head - gap for count, head, gap in zip(needed, heads, gaps, strict=True)]
     supply, num_blocks = _supply(case, max(heads, default=0) + sum(own))

@@ -7,7 +7,8 @@ fp8, and has no meaning in int8. A row read back is code * scale in float32, rou
 The division may be done as a product with the reciprocal, or as a GPU's approximate one: its result
 then is up to `_DIVISION_ULPS` away, and the code is that of any value so near. A division by a
 power of two is exact however it is done: there one code is right, ties included. The product of
-code and scale has one rounding; a dtype narrower than float32 may skip it.
+code and scale has one rounding; a dtype narrower than float32 may skip it. What is compared is
+values: a zero may have either sign.
 
 ml_dtypes does the conversions: an implementation that PyTorch and Triton don't share.
 """
@@ -119,7 +120,8 @@ def _moved(values: Array, ulps: Array) -> Array:
     towards = np.where(ulps < 0, -np.inf, np.inf).astype(np.float32)
     moved = values
     for step in range(int(np.abs(ulps).max(initial=0))):
-        moved = np.where(np.abs(ulps) > step, np.nextafter(moved, towards), moved)
+        with np.errstate(over="ignore"):  # beyond the largest there is infinity
+            moved = np.where(np.abs(ulps) > step, np.nextafter(moved, towards), moved)
     return moved.astype(np.float32)
 
 

@@ -96,17 +96,24 @@ def check(strategy: Strategy, workload: Workload, *, versions: tuple[int, ...] =
     Returns:
         "" if every bit is right, else the first mismatch, in words.
     """
-    fill(workload, _PREPARING)
-    before = {name: bits(tensor) for name, tensor in workload.tensors().items()}
-    prepared = strategy.prepare(workload)
-    for name, tensor in workload.tensors().items():
-        if not np.array_equal(bits(tensor), before[name]):
-            return f"prepare changed {name}; expected it to leave tensors alone"
+    prepared, mismatch = _prepare(strategy, workload)
+    if mismatch:
+        return mismatch
     for version in versions:
         mismatch = recheck(strategy, workload, prepared, version)
         if mismatch:
             return mismatch
     return ""
+
+
+def _prepare(strategy: Strategy, workload: Workload) -> tuple[object, str]:
+    fill(workload, _PREPARING)
+    before = {name: bits(tensor) for name, tensor in workload.tensors().items()}
+    prepared = strategy.prepare(workload)
+    for name, tensor in workload.tensors().items():
+        if not np.array_equal(bits(tensor), before[name]):
+            return prepared, f"prepare changed {name}; expected it to leave tensors alone"
+    return prepared, ""
 
 
 def recheck(strategy: Strategy, workload: Workload, prepared: object, version: int) -> str:

@@ -27,7 +27,7 @@ def largest(dtype: torch.dtype) -> float:
 
 _LARGEST_EXPONENT = {"fp8_e4m3": 9, "fp8_e5m2": 16, "int8": 7}
 """The first power of two that a format does not reach."""
-_EXPONENTS = {"fp8_e4m3": 22, "fp8_e5m2": 36, "int8": 10}
+_EXPONENTS = {"fp8_e4m3": 22, "fp8_e5m2": 36, "int8": 12}
 """Powers of two that the magnitudes of a quantised case's K and V are spread over: from below a
 format's smallest value to above its largest."""
 _SCALE_EXPONENT = 3
@@ -109,15 +109,21 @@ class Workload:
         return named
 
 
-def required_bytes(case: Case, placement: Placement) -> int:
-    """Bytes that a case's tensors, a read's outputs and the check's copies take at once."""
+def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
+    """Bytes that a case's tensors, a read's outputs and the check's copies take at once.
+
+    Args:
+        case: The case.
+        placement: Its sequences and blocks.
+        copies: Sets of tensors that calls take turns over; the check looks at one at a time.
+    """
     pools = placement.num_blocks * case.block_size * case.slot_bytes
     inputs = (case.tokens + case.padding) * case.row_bytes
     if case.kv_input == "fused_qkv":
         inputs += inputs * case.num_heads // (2 * case.num_kv_heads)
-    # The check holds the pools as they were and as they should be, and one op's outputs; quantised
-    # rows are bounded from both sides, in float64.
-    return 3 * pools + (12 if case.quantised else 3) * inputs
+    # The check holds the pools as they were, as they are and as they should be, and one op's
+    # outputs; quantised rows are bounded from both sides, in float64.
+    return copies * (pools + inputs) + 3 * pools + (11 if case.quantised else 2) * inputs
 
 
 def build(case: Case, device: torch.device, placement: Placement | None = None) -> Workload:
@@ -277,7 +283,11 @@ def _fill_rows(
         most = largest(CACHE_DTYPES[case.cache_dtype])
         values *= most / 2.0**top  # below it, all of them
         flat = values.flatten(1)
-        flat[:, 0] = most
+        # Anywhere in the row, and of either sign: a scale from a part of it must show.
+        at = _uniform((len(values), 1), 0, flat.shape[1], generator).long()
+        at.clamp_(max=flat.shape[1] - 1)  # float32 may round up to the end
+        flat.scatter_(1, at, torch.full_like(at, most, dtype=flat.dtype))
+        values.copysign_(signs)
         sizes = _uniform((len(values),), -_SCALE_EXPONENT, 0, generator)
         flat[case.seed % len(values)] = 0
         values *= torch.exp2(sizes.round() if exact else sizes).view(shape)

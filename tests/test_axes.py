@@ -305,7 +305,7 @@ def test_an_unknown_preset_is_an_error_with_the_nearest():
         get_preset("smok")
 
 
-def test_the_check_grids_reach_every_op_dtype_and_kind_of_lengths():
+def test_the_check_grids_reach_every_value_of_every_word_axis():
     expanded = expand_all(CHECK_GRIDS)
-    for axis in ("op", "dtype", "lengths"):
-        assert {getattr(case, axis) for case in expanded} == set(AXES[axis].expected.split(", "))
+    for axis, words in WORDS.items():
+        assert {getattr(case, axis) for case in expanded} == set(words)

@@ -62,8 +62,21 @@ class Allocator(RuleBasedStateMachine):
         assume(self.free)
         free = data.draw(st.sampled_from(self.free))
         blocks = data.draw(st.permutations([free, *self.held]))
-        with pytest.raises(InputError, match=f"^block {free} is held by nobody; expected"):
+        with pytest.raises(InputError, match=f"^block {free} is held 0 times; expected 1"):
             getattr(self.allocator, method)(blocks)
+
+    @rule(block=st.sampled_from((-1, -5, 10**9)), method=st.sampled_from(["share", "release"]))
+    def name_no_block(self, block, method):
+        with pytest.raises(InputError, match=f"^block {block} is held 0 times; expected 1"):
+            getattr(self.allocator, method)([*self.held, block])
+
+    @rule(data=st.data())
+    def release_more_often_than_held(self, data):
+        assume(self.held)
+        block = data.draw(st.sampled_from(sorted(self.held)))
+        times = self.held[block] + 1
+        with pytest.raises(InputError, match=f"^block {block} is held {times - 1} times; expected"):
+            self.allocator.release([*times * [block], *self.held])
 
     @invariant()
     def every_block_is_either_free_or_held(self):

@@ -790,7 +790,20 @@ def mutants_of_write(case):
     yield "no smallest scale", lambda w: right_write(w, scale=scale_of(without_smallest))
     if case.num_kv_heads > 1:
         yield "the last head's scale", lambda w: right_write(w, scale=one_head_s)
+        yield "the first head's scale", from_magnitude(lambda r: r[:, :1].flatten(1).abs().amax(1))
+    yield "largest without its sign", from_magnitude(lambda r: r.flatten(1).amax(1))
+    yield "the first element's scale", from_magnitude(lambda r: r.flatten(1)[:, 0].abs())
     yield "and then doubles a scale of no token", doubles_a_scale(right_write)
+
+
+def from_magnitude(magnitude):
+    """A write whose scales are from something else than the largest magnitude of a row."""
+
+    def scale(workload, _, rows):
+        most = magnitude(rows.float()) / LARGEST[workload.key_pool.dtype]
+        return most.clamp(min=2.0**-20)[:, None]
+
+    return lambda workload: right_write(workload, scale=scale)
 
 
 def without_smallest(scale):

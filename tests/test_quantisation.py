@@ -239,7 +239,12 @@ def test_chosen_rows_are_stored_as_they_are_among_all(case, data):
     first = data.draw(st.integers(0, total))
     for index in (torch.tensor(chosen, dtype=torch.int64), slice(first, first + 2)):
         for (_, every), (_, some) in zip(stores(workload), stores(workload, index), strict=True):
-            assert np.array_equal(bits(some), bits(every[index]))
+            if case.quantised:
+                # The sign of a NaN depends on where in a vector torch converted it from fp16.
+                pair = some.float().numpy(), every[index].float().numpy()
+                assert np.array_equal(*pair, equal_nan=True)
+            else:
+                assert np.array_equal(bits(some), bits(every[index]))
 
 
 @given(cases(op="read"))

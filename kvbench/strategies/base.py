@@ -13,7 +13,8 @@ class Strategy(ABC):
     """One way of doing one op.
 
     A strategy is stateless; what it needs between `prepare` and `run` is what `prepare` returns.
-    It reads `workload`'s tensors and lists, and a write changes the two pools in place.
+    It reads `workload`'s tensors and lists, and a write changes the two pools in place, and the
+    scales where each token has its own.
     """
 
     name: ClassVar[str]
@@ -52,8 +53,8 @@ class Strategy(ABC):
             prepared: What `prepare` returned for this workload.
 
         Returns:
-            None for a write. For a read, (K, V), each [tokens, num_kv_heads, head_dim] in the
-            pool's dtype, sequence after sequence.
+            None for a write. For a read, (K, V), each [tokens, *slot] in the workload's dtype,
+            sequence after sequence, a slot being [num_kv_heads, dim] as in its pool.
         """
 
     @classmethod
