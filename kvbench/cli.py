@@ -8,6 +8,7 @@ import datetime
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -18,10 +19,10 @@ from rich.console import Console
 import kvbench
 from kvbench.axes import AXES, Axes, expand_all
 from kvbench.cases import OPS, Case
-from kvbench.errors import InputError, KvbenchError, unknown
+from kvbench.errors import InputError, KvbenchError
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
-from kvbench.results import CacheState
-from kvbench.store import PLOTS_FOLDER, Run, claim, load
+from kvbench.results import RETRIED, CacheState
+from kvbench.store import PLOTS_FOLDER, Run, claim, has_run, load
 from kvbench.units import format_duration
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for torch
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for
     from kvbench.report.tables import Table
     from kvbench.results import Result
     from kvbench.strategies.base import Strategy
-    from kvbench.timing.clocks import Clock
+    from kvbench.sweep.runner import Plan
 
 # In a log or a pipe there is no width to fit; tables then take what they need, within reason.
 _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
@@ -121,6 +122,38 @@ def cli() -> None:
     show_default=True,
     help="Decides data, block order and the order of measuring.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the run in --out: measure what is missing, and what failed, once more.",
+)
+@click.option(
+    "--allow-mixed",
+    "mixed",
+    is_flag=True,
+    help="Resume even if the machine, the versions or the limits are not the run's.",
+)
+@click.option(
+    "--time-budget",
+    "time_budget_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Begin no case later than this; --resume measures the rest.",
+)
+@click.option(
+    "--hang-after",
+    "hang_s",
+    type=click.FloatRange(min=1),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The longest that a step may take before its process is ended.",
+)
+@click.option(
+    "--in-process",
+    is_flag=True,
+    help="Measure in this process, which a strategy's crash then ends: for a debugger.",
+)
 def run(
     axes: tuple[str, ...],
     patterns: tuple[str, ...],
@@ -134,6 +167,12 @@ def run(
     clock_names: tuple[str, ...],
     layers: int,
     seed: int,
+    time_budget_s: float | None,
+    hang_s: float,
+    *,
+    resume: bool,
+    mixed: bool,
+    in_process: bool,
 ) -> None:
     """Check, time, rank and plot strategies over a sweep.
 
@@ -146,8 +185,8 @@ def run(
     named = get_preset(preset) if preset is not None else None
 
     from kvbench import devices
-    from kvbench.report.tables import environment_line
-    from kvbench.sweep.runner import Plan, run_sweep
+    from kvbench.sweep.bench import select_clocks
+    from kvbench.sweep.runner import Plan
 
     strategies = _strategies(patterns, files)
     target = devices.resolve(device)
@@ -168,7 +207,7 @@ def run(
         cell_seconds=cell_seconds or (named or suited).cell_seconds,
         call_budget_s=call_budget_s,
         layers=layers,
-        clocks=_clocks(target, clock_names),
+        clocks=tuple(clock.name for clock in select_clocks(target, clock_names)),
         cache=cache,
     )
     if not plan.cases:
@@ -176,21 +215,57 @@ def run(
             "nothing to measure: none of these strategies does any of these cases' ops; "
             f"expected strategies of: {', '.join(sorted({case.op for case in cases}))}"
         )
+    if resume and out is None:
+        raise InputError("--resume without --out: expected the folder of the run, as -o results/R")
     folder = out or _new_folder(target)
-    claim(folder)
+    if not (resume and has_run(folder)):
+        claim(folder)
     _say(
         f"{len(plan.cases)} cases, {plan.rows()} strategy timings on {target}"
         f"{f', preset {named.name}' if named else ''}, into {folder}"
     )
-    started = datetime.datetime.now(datetime.UTC)
+    _sweep(
+        plan,
+        folder,
+        isolate=not in_process,
+        resume=resume,
+        mixed=mixed,
+        hang_s=hang_s,
+        time_budget_s=time_budget_s,
+    )
+    _report(folder, layers)
+
+
+def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 - run_sweep's own
+    """Measure, with progress; say how it ended and how to go on."""
+    from kvbench.sweep.runner import run_sweep
+
+    started = time.monotonic()
     with _meter(len(plan.cases)) as meter:
 
         def on_case(case: Case, _: Sequence["Result"]) -> None:
             meter.advance(f"{case.op} seq_len={case.seq_len} batch={case.batch}")
 
-        run_sweep(plan, folder, on_case)
-    seconds = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
-    _say(f"Measured in {format_duration(seconds)}.")
+        def on_begin(missing: int) -> None:
+            if missing < len(plan.cases):
+                _say(f"{missing} of {len(plan.cases)} cases to measure")
+            meter.expect(missing)
+
+        try:
+            ended = run_sweep(plan, folder, on_case, on_begin=on_begin, **options)
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; to go on: {_resume_command(folder)}") from None
+    if ended.measured or ended.left:
+        _say(f"Measured in {format_duration(time.monotonic() - started)}.")
+    else:
+        _say("nothing is missing from this run")
+    if ended.left:
+        _say(f"{ended.left} cases left ({ended.why}); to go on: {_resume_command(folder)}")
+
+
+def _report(folder: Path, layers: int) -> None:
+    """Tables and plots of a run; exit code 1 if a strategy was wrong or failed."""
+    from kvbench.report.tables import environment_line
 
     done = _load(folder)
     frame = _frame(done)
@@ -395,17 +470,6 @@ def _strategies(patterns: Iterable[str], files: Iterable[Path]) -> tuple["Strate
     return registry.select(patterns)
 
 
-def _clocks(device: "torch.device", names: Sequence[str]) -> tuple["Clock", ...]:
-    from kvbench.timing.clocks import clocks_for
-
-    known = {clock.name: clock for clock in clocks_for(device)}
-    for name in names:
-        if name not in known:
-            raise unknown(f"clock of {device}:", name, known)
-    # The wall clock is always there: rankings and comparisons are made of it.
-    return tuple(c for name, c in known.items() if not names or name in {"wall", *names})
-
-
 def _frame(done: Run) -> "pd.DataFrame":
     from kvbench.analysis.frame import to_frame
 
@@ -432,6 +496,15 @@ def _new_folder(device: "torch.device") -> Path:
 
 def _command_line() -> str:
     return shlex.join(["kvbench", *sys.argv[1:]])
+
+
+def _resume_command(folder: Path) -> str:
+    words = sys.argv[1:]
+    if not any(word in {"-o", "--out"} or word.startswith("--out=") for word in words):
+        words = [*words, "-o", str(folder)]
+    if "--resume" not in words:
+        words = [*words, "--resume"]
+    return shlex.join(["kvbench", *words])
 
 
 def _say(text: str) -> None:
@@ -478,12 +551,16 @@ def _save_plots(done: Run, frame: "pd.DataFrame", folder: Path) -> None:
 
 
 def _exit_if_wrong(frame: "pd.DataFrame") -> None:
-    wrong = frame[frame["status"].isin(["incorrect", "failed"])]
+    wrong = frame[frame["status"].isin(["incorrect", *RETRIED])]
     if not wrong.empty:
         _say(f"FAILED: {len(wrong)} rows are incorrect or failed; each names its command:")
         for _, row in wrong.iterrows():
             _say(f"{row['strategy']} {row['status']}: {row['reason']}\n  {row['repro']}")
         sys.exit(1)
+
+
+class Interrupted(Exception):  # noqa: N818 - what the user did
+    """Ctrl-C, and what to do to go on."""
 
 
 def main() -> None:
@@ -496,6 +573,9 @@ def main() -> None:
         _fail(str(error))
     except click.ClickException as error:
         _fail(error.format_message())
+    except Interrupted as interruption:
+        err.print(str(interruption), soft_wrap=True, markup=False)
+        sys.exit(130)
     except click.Abort:
         err.print("interrupted")
         sys.exit(130)

@@ -13,11 +13,23 @@ from kvbench.errors import InputError
 SCHEMA_VERSION = 1
 
 Status = Literal[
-    "ok", "checked", "unsupported", "incorrect", "failed", "over budget", "does not fit"
+    "ok",
+    "checked",
+    "unsupported",
+    "incorrect",
+    "failed",
+    "crashed",
+    "hung",
+    "over budget",
+    "does not fit",
 ]
 """ok: correct and timed. checked: correct, and not timed for the reason given. unsupported: the
-strategy can't do this case. incorrect: a bit was wrong. failed: it raised. over budget: one call
+strategy can't do this case. incorrect: a bit was wrong. failed: it raised. crashed: the process
+that it ran in ended. hung: it took longer than anything may, and was ended. over budget: one call
 would take too long. does not fit: the case needs more memory than there is."""
+
+RETRIED: frozenset[Status] = frozenset({"failed", "crashed", "hung"})
+"""What a resumed run measures again."""
 
 Phase = Literal["run", "prepare"]
 """prepare: once per step. run: once per layer."""
@@ -129,6 +141,9 @@ class Result:
     """What one call launches on a GPU; None if that can't be told."""
     repro: str
     """The command that measures this row again."""
+    session: int = 0
+    """Which of the run's sessions measured it: 0 the first, 1 the one that resumed it, and so on. A
+    case that a later session measured again has the later rows alone when a run is loaded."""
 
     def __post_init__(self) -> None:
         if (self.status == "ok") != (self.measurement is not None):
@@ -178,6 +193,16 @@ class CopyBandwidth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A later session of a run."""
+
+    created: str
+    """ISO 8601, UTC."""
+    command: str
+    environment: Environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """What holds for every row of a run: run.json."""
 
@@ -199,3 +224,5 @@ class RunInfo:
     device. A row's own floor is for samples as long as its."""
     launch_floor_s: float
     """Wall time of one empty launch, in long samples; on a CPU, of the same op without one."""
+    resumptions: tuple[Resumption, ...] = ()
+    """The sessions after the first."""

@@ -1,20 +1,29 @@
 """A run's folder: run.json, rows.jsonl (append-only, a whole line per row), plots/."""
 
+import dataclasses
+import importlib
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
 from kvbench.errors import InputError, StoreError
-from kvbench.results import SCHEMA_VERSION, Result, RunInfo
+from kvbench.results import SCHEMA_VERSION, Result, Resumption, RunInfo
 
 RUN_FILE = "run.json"
 ROWS_FILE = "rows.jsonl"
 PLOTS_FOLDER = "plots"
+_NEW_RUN_FILE = ".run.json.new"
+"""run.json while it is written: a run that is killed then has the old one, or none."""
+
+# Unix alone has it.
+fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +33,57 @@ class Run:
     folder: Path
     info: RunInfo
     results: tuple[Result, ...]
+    """Of a strategy that several sessions measured in a case, the last session's rows."""
     warnings: tuple[str, ...]
     """What was passed over while reading, a line each."""
+
+
+class Lock:
+    """A folder that one process writes to. The system lets go of it when the process ends.
+
+    Raises:
+        StoreError: Another process writes to it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._fd = os.open(folder, os.O_RDONLY) if fcntl else None
+        if self._fd is None:
+            return
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise StoreError(
+                f"output folder {str(folder)!r}: another kvbench is writing to it; "
+                "expected a folder of this run's own"
+            ) from error
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def reserve(folder: Path) -> Lock:
+    """Claim a folder, and keep others from it.
+
+    Raises:
+        StoreError: The folder holds something already, can't be written to, or is another's.
+    """
+    claim(folder)
+    return Lock(folder)
 
 
 def claim(folder: Path) -> None:
@@ -36,7 +94,7 @@ def claim(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        occupied = any(folder.iterdir())
+        occupied = any(path.name != _NEW_RUN_FILE for path in folder.iterdir())
         if not occupied:
             with tempfile.TemporaryFile(dir=folder):
                 pass
@@ -51,40 +109,114 @@ def claim(folder: Path) -> None:
         )
 
 
+def has_run(folder: Path) -> bool:
+    """Whether there is a run to resume in `folder`."""
+    return (folder / RUN_FILE).exists()
+
+
 class RunWriter:
-    """Appends rows to a new run's folder, each on disk before `append` returns.
+    """Appends rows to a run's folder, each on disk before `append` returns.
+
+    Args:
+        folder: A new run's folder: empty, or not there yet.
+        info: What holds for the run.
+        lock: What `reserve` gave for the folder.
 
     Raises:
-        StoreError: The folder holds something already, or can't be written to.
+        StoreError: The folder holds something already, or can't be written to, or another process
+            writes to it.
     """
 
-    def __init__(self, folder: Path, info: RunInfo) -> None:
-        claim(folder)
-        self.folder = folder
-        encoded = msgspec.json.format(msgspec.json.encode(info), indent=2)
+    def __init__(self, folder: Path, info: RunInfo, lock: Lock | None = None) -> None:
+        if lock is None:
+            lock = reserve(folder)
+        self._lock = lock
+        self._open(folder, info, session=0)
+
+    @classmethod
+    def resume(cls, folder: Path) -> tuple[Self, Run]:
+        """Go on with a run; a torn last line, which a killed run may leave, is cut off.
+
+        Returns:
+            The writer, and the run as it is so far. Rows belong to the last session until
+            `begin_session` is called.
+
+        Raises:
+            StoreError: There is no run, it can't be read or written to, or another process writes
+                to it.
+        """
+        if not has_run(folder):
+            raise StoreError(f"run {str(folder)!r}: no {RUN_FILE}; expected a run to resume")
+        self = cls.__new__(cls)
+        self._lock = Lock(folder)
         try:
-            (folder / RUN_FILE).write_bytes(encoded + b"\n")
-            # Unbuffered and in append mode: a row is one write of one whole line.
+            (folder / ROWS_FILE).touch()  # a run killed before its first row has none
+            run = load(folder)
+            torn = _torn_bytes(folder / ROWS_FILE)
+            if torn:
+                path = folder / ROWS_FILE
+                os.truncate(path, path.stat().st_size - torn)
+            self._open(folder, run.info, session=len(run.info.resumptions))
+        except OSError as error:
+            self._lock.release()
+            raise StoreError(f"run {str(folder)!r}: {error.strerror}") from error
+        except StoreError:
+            self._lock.release()
+            raise
+        return self, run
+
+    def _open(self, folder: Path, info: RunInfo, *, session: int) -> None:
+        self.folder = folder
+        self.info = info
+        self.session = session
+        self._encoder = msgspec.json.Encoder()
+        try:
+            self._write_info()
+            # Unbuffered and in append mode: a case's rows are one write of whole lines.
             self._rows = (folder / ROWS_FILE).open("ab", buffering=0)
         except OSError as error:
+            self._lock.release()
             raise StoreError(
                 f"{folder / RUN_FILE}: {error.strerror}; nothing was measured"
             ) from error
-        self._encoder = msgspec.json.Encoder()
 
-    def append(self, result: Result) -> None:
-        """Write one row.
+    def _write_info(self) -> None:
+        encoded = msgspec.json.format(msgspec.json.encode(self.info), indent=2)
+        new = self.folder / _NEW_RUN_FILE
+        new.write_bytes(encoded + b"\n")
+        new.replace(self.folder / RUN_FILE)
+
+    def begin_session(self, resumption: Resumption) -> None:
+        """Let what is appended from now on belong to a new session.
+
+        Raises:
+            StoreError: run.json can't be written.
+        """
+        self.info = dataclasses.replace(self.info, resumptions=(*self.info.resumptions, resumption))
+        self.session += 1
+        try:
+            self._write_info()
+        except OSError as error:
+            raise StoreError(f"{self.folder / RUN_FILE}: {error.strerror}") from error
+
+    def append(self, *results: Result) -> tuple[Result, ...]:
+        """Write the rows of a case at once.
+
+        Returns:
+            The rows as they are on disk.
 
         Raises:
             StoreError: The disk took no more, or not the whole row.
         """
-        line = self._encoder.encode(result) + b"\n"
+        rows = tuple(dataclasses.replace(row, session=self.session) for row in results)
+        lines = b"".join(self._encoder.encode(row) + b"\n" for row in rows)
         try:
-            count = self._rows.write(line)
+            count = self._rows.write(lines)
         except OSError as error:
             raise StoreError(f"{ROWS_FILE}: {error.strerror}; earlier rows are kept") from error
-        if count != len(line):
+        if count != len(lines):
             raise StoreError(f"{ROWS_FILE}: the last row was cut short; earlier rows are kept")
+        return rows
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +232,25 @@ class RunWriter:
                 os.fsync(self._rows.fileno())
         except OSError as fault:
             raise StoreError(f"{ROWS_FILE}: {fault.strerror}; the last rows may be lost") from fault
+        finally:
+            self._lock.release()
+
+
+def _torn_bytes(path: Path) -> int:
+    """Bytes behind the last whole line."""
+    return len(path.read_bytes().rpartition(b"\n")[2])
+
+
+def _latest(results: Iterable[Result]) -> tuple[Result, ...]:
+    """Of each strategy in each case the rows of the last session that measured it."""
+    rows = list(results)
+    if not any(row.session for row in rows):
+        return tuple(rows)
+    last: dict[tuple[object, str], int] = {}
+    for row in rows:
+        key = (row.case, row.strategy)
+        last[key] = max(last.get(key, 0), row.session)
+    return tuple(row for row in rows if row.session == last[row.case, row.strategy])
 
 
 def load(folder: Path) -> Run:
@@ -133,7 +284,7 @@ def load(folder: Path) -> Run:
                 f"{folder / ROWS_FILE}: line {number} is no row: {error}; "
                 f"expected one JSON object of schema version {SCHEMA_VERSION}"
             ) from error
-    return Run(folder, info, tuple(results), tuple(warnings))
+    return Run(folder, info, _latest(results), tuple(warnings))
 
 
 def _load_info(folder: Path) -> RunInfo:

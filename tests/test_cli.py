@@ -25,7 +25,7 @@ from kvbench.timing import bandwidth
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("run", "check", "list", "rank", "plot")
 TINY = ("-a", "num_kv_heads=1", "-a", "head_dim=4", "--device", "cpu")
-QUICK = (*TINY, "--cell-seconds", "0.005")
+QUICK = (*TINY, "--cell-seconds", "0.005", "--in-process")
 
 WRONG = """
 from kvbench.strategies.base import Strategy
@@ -551,9 +551,63 @@ def test_an_interruption_is_said_and_has_its_code(kvbench_, tmp_path, monkeypatc
         "run", "-a", "seq_len=1,2,3", "-s", "write.loop", "-o", tmp_path / "run", *QUICK
     )
     assert ended.code == 130
-    assert ended.err.split() == ["interrupted"]
     assert load(tmp_path / "run").results == tuple(measured) != ()
     assert kvbench_("rank", tmp_path / "run").code == 0
+    # What is said to go on with does.
+    said, command = ended.err.strip().split(": ")
+    assert said == "interrupted; to go on"
+    monkeypatch.setattr(runner, "measure_case", measure)
+    resumed = kvbench_(*shlex.split(command)[1:])
+    assert (resumed.code, resumed.err) == (0, "")
+    assert "2 of 3 cases to measure" in resumed.out
+    rows = load(tmp_path / "run").results
+    assert {row.case.seq_len: row.session for row in rows} == {
+        case.seq_len: int(case != measured[0].case) for case in {row.case for row in rows}
+    }
+    assert len({row.case for row in rows}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (("--cell-seconds", "0.02"), "cell_seconds 0.005 (here 0.02)"),
+        (("--cache", "cold"), "cache 'hot' (here 'cold')"),
+        (("--seed", "9"), "seed 0 (here 9)"),
+    ],
+)
+def test_a_run_of_other_settings_is_not_resumed_unless_that_is_allowed(
+    kvbench_, tmp_path, changed, named
+):
+    folder = tmp_path / "run"
+    run = ("run", "-s", "write.loop", "-o", folder, *QUICK)
+    assert kvbench_(*run, "-a", "seq_len=1,2").code == 0
+    before = contents(folder)
+    other = kvbench_(*run, *changed, "-a", "seq_len=1,2,3", "--resume")
+    assert other.code == 2
+    assert named in other.err
+    assert "--allow-mixed" in other.err
+    assert contents(folder) == before
+    mixed = kvbench_(*run, *changed, "-a", "seq_len=1,2,3", "--resume", "--allow-mixed")
+    assert mixed.code == 0
+    assert load(folder).info.resumptions[0].command.endswith("--resume --allow-mixed")
+
+
+def test_resume_needs_a_folder_and_begins_a_run_where_there_is_none(kvbench_, tmp_path):
+    run = ("run", "-a", "seq_len=1,2", "-s", "write.loop", *QUICK, "--resume")
+    refused(kvbench_(*run), "--resume without --out")
+    assert kvbench_(*run, "-o", tmp_path / "run").code == 0
+    assert len({row.case for row in load(tmp_path / "run").results}) == 2
+    again = kvbench_(*run, "-o", tmp_path / "run")
+    assert again.code == 0
+    assert "nothing is missing" in again.out
+
+
+def test_a_time_budget_ends_a_run_and_says_how_to_go_on(kvbench_, tmp_path):
+    run = ("run", "-a", "seq_len=1,2,3", "-s", "write.loop", *QUICK, "-o", tmp_path / "run")
+    ended = kvbench_(*run, "--time-budget", "0")
+    assert ended.code == 0
+    assert "3 cases left (time budget); to go on: kvbench run" in ended.out
+    assert load(tmp_path / "run").results == ()
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])

@@ -374,7 +374,7 @@ def plan(cpu, monkeypatch):
             cell_seconds=0.002,
             call_budget_s=1.0,
             layers=3,
-            clocks=(WallClock(cpu),),
+            clocks=("wall",),
             cache="hot",
         )
 
@@ -383,7 +383,7 @@ def plan(cpu, monkeypatch):
 
 def test_a_sweep_writes_a_row_for_every_case_strategy_and_phase(plan, tmp_path):
     made = plan()
-    info = run_sweep(made, tmp_path / "run", lambda *_: None)
+    info = run_sweep(made, tmp_path / "run", lambda *_: None).info
     run = load(tmp_path / "run")
     assert run.info == info
     assert run.warnings == ()
@@ -400,7 +400,7 @@ def test_a_sweep_writes_a_row_for_every_case_strategy_and_phase(plan, tmp_path):
 
 
 def test_a_run_says_how_it_was_made(plan, tmp_path, cpu):
-    info = run_sweep(plan(seed=5), tmp_path / "run", lambda *_: None)
+    info = run_sweep(plan(seed=5), tmp_path / "run", lambda *_: None).info
     assert (info.command, info.preset, info.seed) == ("kvbench run --made", "smoke", 5)
     assert (info.cell_seconds, info.call_budget_s, info.layers) == (0.002, 1.0, 3)
     assert info.environment.device == str(cpu)
@@ -460,7 +460,7 @@ def test_a_strategy_gets_the_cases_of_its_op(plan):
 
 def test_a_folder_that_is_taken_stops_a_sweep_before_it_measures(plan, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(runner, "measure_copy_bandwidth", pytest.fail)
+    monkeypatch.setattr(runner, "examine", pytest.fail)
     strategy = Write()
     with pytest.raises(StoreError, match="other files"):
         run_sweep(plan(strategies=(strategy,)), tmp_path, lambda *_: None)

@@ -58,6 +58,13 @@ class Meter:
         if self._bar:
             self._bar.stop()
 
+    def expect(self, total: int) -> None:
+        """So many cases there will be."""
+        self._total = total
+        self._started = self._said = time.monotonic()
+        if self._bar:
+            self._bar.reset(self._task, total=total)
+
     def advance(self, description: str) -> None:
         """One case more is done."""
         self._done += 1

@@ -75,6 +75,22 @@ def file_of(strategy: Strategy) -> Path | None:
     return _FILES.get(strategy.name)
 
 
+def get(name: str) -> Strategy:
+    """The registered strategy of that name.
+
+    Raises:
+        InputError: There is none; the message has the nearest name.
+    """
+    if name not in _STRATEGIES:
+        raise unknown("strategy", name, _STRATEGIES)
+    return _STRATEGIES[name]
+
+
+def is_registered(strategy: Strategy) -> bool:
+    """Whether this very strategy is known by its name."""
+    return _STRATEGIES.get(strategy.name) is strategy
+
+
 def all_strategies() -> tuple[Strategy, ...]:
     """Every registered strategy, ops in their order, then by name."""
     return tuple(sorted(_STRATEGIES.values(), key=lambda s: (OPS.index(s.op), s.name)))

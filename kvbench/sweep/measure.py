@@ -13,8 +13,9 @@ import torch
 from kvbench import oracle
 from kvbench.analysis.statistics import CONFIDENCE
 from kvbench.blocks import place
-from kvbench.cases import Case
-from kvbench.devices import free_bytes
+from kvbench.cases import DEFAULTS, Case
+from kvbench.devices import free_bytes, synchronize
+from kvbench.errors import KvbenchError
 from kvbench.results import CacheState, LaunchCounts, Measurement, Phase, Result, Status
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import file_of
@@ -36,6 +37,11 @@ UNTIMED_SHARE = 0.1
 _OBSERVED_CALLS = 3
 _VERSION_AFTER = 2
 """The version of the data for the check after timing; the check before has 0 and 1."""
+
+
+class DeviceLostError(KvbenchError):
+    """A strategy left the device in a state in which nothing works: an illegal address, say."""
+
 
 Call = Callable[[], object]
 Subject = tuple[Strategy, Phase]
@@ -62,14 +68,21 @@ class Bench:
     """Where caches are to be cold."""
     accelerator: Accelerator | None = None
     """What launches are counted with; None on a CPU, where they are predicted."""
+    on_step: Callable[[Strategy | None, str], None] = lambda *_: None
+    """Told which strategy is about to do what, so that somebody knows if it never comes back."""
 
     def options(self) -> tuple[str, ...]:
         """The options of `kvbench run` that give these limits."""
-        return (
-            *("--cache", self.cache),
-            *("--cell-seconds", f"{self.rule.cell_seconds:g}"),
-            *("--call-budget", f"{self.call_budget_s:g}"),
-        )
+        return options(self.cache, self.rule.cell_seconds, self.call_budget_s)
+
+
+def options(cache: CacheState, cell_seconds: float, call_budget_s: float) -> tuple[str, ...]:
+    """The options of `kvbench run` that give these limits."""
+    return (
+        *("--cache", cache),
+        *("--cell-seconds", f"{cell_seconds:g}"),
+        *("--call-budget", f"{call_budget_s:g}"),
+    )
 
 
 def one_line(error: BaseException) -> str:
@@ -79,7 +92,14 @@ def one_line(error: BaseException) -> str:
 
 def repro(case: Case, strategy: Strategy, device: torch.device, options: Iterable[str] = ()) -> str:
     """The command that measures one strategy in one case again, with further options."""
-    words = [word for name, value in case.fields().items() for word in ("-a", f"{name}={value}")]
+    named = {"op", "seq_len"}
+    if case.layout == "MLA":  # where these have other defaults
+        named |= {"num_kv_heads", "head_dim"}
+    words = []
+    for name, value in case.fields().items():
+        usual = case.num_kv_heads if name == "num_heads" else DEFAULTS[name]
+        if name in named or value != usual:
+            words += ["-a", f"{name}={value}"]
     words += ["-s", strategy.name, "--device", str(device)]
     file = file_of(strategy)
     if file is not None:
@@ -114,9 +134,11 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
     rows: list[Result] = []
     timed: list[Strategy] = []
     for strategy in candidates:
+        bench.on_step(strategy, "check")
         try:
             outcome = _examine(strategy, workload, bench)
         except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
+            _refuse_lost_device(error, bench)
             outcome = ("failed", one_line(error))
         if outcome is None:
             timed.append(strategy)
@@ -127,11 +149,17 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
     return rows
 
 
+def _refuse_lost_device(error: BaseException, bench: Bench) -> None:
+    """Raise DeviceLostError if the device no longer works: every later failure would be a lie."""
+    try:
+        synchronize(bench.device)
+    except RuntimeError:
+        raise DeviceLostError(one_line(error)) from error
+
+
 def _required_bytes(case: Case, bench: Bench) -> int:
-    one = required_bytes(case, place(case))
     copies = copies_to_rotate(case.nbytes, bench.cache_bytes) if bench.cache == "rotated" else 1
-    # The check's copies, two thirds of a case's need, are made for one set of buffers alone.
-    return one + (copies - 1) * one // 3 if isinstance(copies, int) else one
+    return required_bytes(case, place(case), copies if isinstance(copies, int) else 1)
 
 
 def _refusal(case: Case, strategy: Strategy, bench: Bench, status: Status, reason: str) -> Result:
@@ -189,11 +217,13 @@ def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> l
     prepared: dict[Strategy, list[object]] = {}
     effects: dict[Strategy, Effects] = {}
     for strategy in strategies:
+        bench.on_step(strategy, "prepare")
         try:
             prepared[strategy] = [strategy.prepare(each) for each in workloads]
             counts = _launches(strategy, workload, "run", bench)
             observed = observe(functools.partial(strategy.run, workload, prepared[strategy][0]))
         except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
+            _refuse_lost_device(error, bench)
             rows.append(_refusal(case, strategy, bench, "failed", one_line(error)))
             continue
         subjects[strategy, "run"] = _run_call(strategy, workloads, prepared[strategy])
@@ -205,7 +235,11 @@ def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> l
     sampled = {
         clock.name: _sample(clock, subjects, launches, case, bench) for clock in bench.clocks
     }
-    faults = {s: _check_after(s, workloads, prepared[s]) for s, phase in subjects if phase == "run"}
+    faults = {}
+    for strategy in effects:
+        bench.on_step(strategy, "check after timing")
+        faults[strategy] = _check_after(strategy, workloads, prepared[strategy], bench)
+    bench.on_step(None, "done")
     for strategy, phase in subjects:
         for clock, outcomes in sampled.items():
             subject = (strategy, phase)
@@ -282,7 +316,7 @@ def _launches(
 
 
 def _check_after(
-    strategy: Strategy, workloads: Sequence[Workload], prepared: Sequence[object]
+    strategy: Strategy, workloads: Sequence[Workload], prepared: Sequence[object], bench: Bench
 ) -> Outcome | None:
     """None if it is still right, with the very things that it was timed with.
 
@@ -294,6 +328,7 @@ def _check_after(
         try:
             mismatch = oracle.recheck(strategy, workload, once, _VERSION_AFTER)
         except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
+            _refuse_lost_device(error, bench)
             return "failed", f"after timing: {one_line(error)}"
         if mismatch:
             return "incorrect", f"after timing: {mismatch}"
@@ -328,12 +363,14 @@ def _sample(
                 case.seed,
                 before=bench.flush,
                 most_calls=limits,
+                on_turn=lambda subject: bench.on_step(subject[0], "time"),
             )
         except SubjectError as failure:
             # The rest are sampled anew without it, so that their rounds stay complete.
             subject = next(s for s in limits if s == failure.subject)
             del limits[subject]
             cause = failure.__cause__ or failure
+            _refuse_lost_device(cause, bench)
             status: Status = "unsupported" if isinstance(cause, ClockError) else "failed"
             outcomes[subject] = (status, one_line(cause))
         else:

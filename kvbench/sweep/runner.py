@@ -1,24 +1,41 @@
-"""A sweep: every case in turn, each row on disk as soon as it is known."""
+"""A sweep: every case in turn, each row on disk as soon as it is known.
+
+Everything that can end a process happens in the measurer, everything that must survive here.
+"""
 
 import datetime
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 
 from kvbench.cases import Case
-from kvbench.environment import fingerprint
-from kvbench.results import SCHEMA_VERSION, CacheState, Result, RunInfo
-from kvbench.store import RunWriter, claim
+from kvbench.errors import StoreError
+from kvbench.results import (
+    RETRIED,
+    SCHEMA_VERSION,
+    CacheState,
+    Environment,
+    Result,
+    Resumption,
+    RunInfo,
+    Status,
+)
+from kvbench.store import Run, RunWriter, has_run, reserve
 from kvbench.strategies.base import Strategy
-from kvbench.sweep.measure import Bench, measure_case
-from kvbench.timing.accelerator import TorchAccelerator
-from kvbench.timing.bandwidth import measure_copy_bandwidth
-from kvbench.timing.cache import Flush, last_level_cache_bytes
-from kvbench.timing.clocks import Clock, WallClock, empty_launch, floor, floors
-from kvbench.timing.rounds import StoppingRule
+from kvbench.sweep.bench import Machine, Settings, examine, set_up
+from kvbench.sweep.measure import measure_case, repro
+from kvbench.sweep.worker import Worker, WorkerEnded
+
+_MUST_AGREE = (
+    *("kvbench", "git_commit", "git_dirty", "python", "torch", "triton"),
+    *("os", "architecture", "cpu", "device", "device_name", "device_runtime"),
+)
+"""Fields of an environment that a resumed run has to share with the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +51,8 @@ class Plan:
     cell_seconds: float
     call_budget_s: float
     layers: int
-    clocks: tuple[Clock, ...]
+    clocks: tuple[str, ...]
+    """Names; all that the device has if there are none."""
     cache: CacheState
 
     def strategies_for(self, case: Case) -> list[Strategy]:
@@ -45,60 +63,273 @@ class Plan:
         """The (case, strategy) pairs of the sweep."""
         return sum(len(self.strategies_for(case)) for case in self.cases)
 
+    def settings(self) -> Settings:
+        """How the cases are measured."""
+        return Settings(
+            device=str(self.device),
+            clocks=self.clocks,
+            cell_seconds=self.cell_seconds,
+            call_budget_s=self.call_budget_s,
+            cache=self.cache,
+        )
+
+    def in_order(self) -> list[Case]:
+        """The cases in the order in which they are measured.
+
+        In random order a drift of the machine doesn't pass for an effect of an axis, and the first
+        cases tell how long the rest will take.
+        """
+        cases = list(self.cases)
+        random.Random(self.seed).shuffle(cases)  # noqa: S311 - reproducible, not secret
+        return cases
+
+
+class Measurer(Protocol):
+    """What measures cases: this process, or one that may end without ending the run."""
+
+    @property
+    def machine(self) -> Machine:
+        """What was found out about the device."""
+        ...
+
+    def measure(self, case: Case, strategies: Sequence[Strategy]) -> list[Result]:
+        """A case's rows."""
+        ...
+
+    def stop(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+class InProcess:
+    """Measures in this process: for a debugger, and for strategies that no other process has."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.machine = examine(settings)
+        self._bench = set_up(settings, self.machine, lambda *_: None)
+
+    def measure(self, case: Case, strategies: Sequence[Strategy]) -> list[Result]:
+        """A case's rows."""
+        return measure_case(case, strategies, self._bench)
+
+    def stop(self) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who wants to know of a sweep's progress."""
+
+    on_begin: Callable[[int], None]
+    on_case: Callable[[Case, Sequence[Result]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a sweep ended."""
+
+    info: RunInfo
+    measured: int
+    """Cases that this session measured."""
+    left: int
+    """Cases that are still to be measured."""
+    why: Literal["complete", "time budget"]
+
 
 def run_sweep(
-    plan: Plan, folder: Path, on_case: Callable[[Case, Sequence[Result]], None]
-) -> RunInfo:
-    """Measure every case of a plan into a new run folder.
+    plan: Plan,
+    folder: Path,
+    on_case: Callable[[Case, Sequence[Result]], None],
+    *,
+    isolate: bool = False,
+    resume: bool = False,
+    mixed: bool = False,
+    hang_s: float = 300.0,
+    time_budget_s: float | None = None,
+    on_begin: Callable[[int], None] = lambda _: None,
+) -> Ended:
+    """Measure every case of a plan into a run folder.
 
     Args:
         plan: What to measure.
-        folder: Where to; empty or new.
+        folder: Where to; empty or new, unless a run is resumed.
         on_case: Called after each case with its rows, which are on disk by then.
+        isolate: Measure in a process of its own, which may end without ending the run.
+        resume: Go on with the run in the folder, if there is one: measure the cases it lacks, and
+            those in which a strategy failed.
+        mixed: Resume even on another machine, or with other versions or limits.
+        hang_s: The longest that a step of an isolated process may take.
+        time_budget_s: Begin no case later than this.
+        on_begin: Called before the first case with the number of cases.
 
     Raises:
-        StoreError: The folder holds something, or can't be written.
+        StoreError: The folder holds something, or can't be written, or the run in it is of another
+            kind.
+        WorkerEnded: The isolated process ended before it had measured anything.
     """
-    claim(folder)
-    environment = fingerprint(plan.device)
-    bandwidth = measure_copy_bandwidth(plan.device)
-    cache_bytes = last_level_cache_bytes(plan.device, environment.last_level_cache_bytes)
-    cold = plan.cache == "cold"
-    bench = Bench(
-        device=plan.device,
-        clocks=plan.clocks,
-        floors_s=floors(plan.clocks, plan.device),
-        rule=StoppingRule(cell_seconds=plan.cell_seconds),
-        call_budget_s=plan.call_budget_s,
-        copy_bytes_per_s=bandwidth.bytes_per_s,
+    deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
+    told = Told(on_begin, on_case)
+    start = _starter(plan, hang_s, isolate=isolate)
+    if resume and has_run(folder):
+        return _go_on(plan, folder, told, deadline, start, mixed=mixed)
+    with reserve(folder) as lock:
+        measurer = start()
+        try:
+            info = _run_info(plan, measurer.machine)
+            with RunWriter(folder, info, lock) as store:
+                return _measure_all(plan, plan.in_order(), store, measurer, told, deadline)
+        finally:
+            measurer.stop()
+
+
+def _starter(plan: Plan, hang_s: float, *, isolate: bool) -> Callable[[], Measurer]:
+    if isolate:
+        return lambda: Worker(plan.settings(), plan.strategies, hang_s)
+    return lambda: InProcess(plan.settings())
+
+
+def _go_on(
+    plan: Plan,
+    folder: Path,
+    told: Told,
+    deadline: float | None,
+    start: Callable[[], Measurer],
+    *,
+    mixed: bool,
+) -> Ended:
+    store, run = RunWriter.resume(folder)
+    with store:
+        missing = missing_cases(plan, run)
+        if not missing:
+            return Ended(run.info, 0, 0, "complete")
+        measurer = start()
+        try:
+            if not mixed:
+                _refuse_mixing(plan, run.info, measurer.machine.environment)
+            store.begin_session(
+                Resumption(
+                    created=_now(),
+                    command=plan.command,
+                    environment=measurer.machine.environment,
+                )
+            )
+            return _measure_all(plan, missing, store, measurer, told, deadline)
+        finally:
+            measurer.stop()
+
+
+def _measure_all(
+    plan: Plan,
+    cases: Sequence[Case],
+    store: RunWriter,
+    measurer: Measurer,
+    told: Told,
+    deadline: float | None,
+) -> Ended:
+    told.on_begin(len(cases))
+    for number, case in enumerate(cases):
+        if deadline is not None and time.monotonic() >= deadline:
+            return Ended(store.info, number, len(cases) - number, "time budget")
+        rows = store.append(*_survive(plan, case, measurer))
+        told.on_case(case, rows)
+    return Ended(store.info, len(cases), 0, "complete")
+
+
+def _survive(plan: Plan, case: Case, measurer: Measurer) -> list[Result]:
+    """A case's rows, whatever its strategies do: one that ends the process is left out from then.
+
+    The others are measured anew without it, so that their rounds stay complete.
+    """
+    left = plan.strategies_for(case)
+    lost: list[Result] = []
+    while True:
+        try:
+            return lost + (measurer.measure(case, left) if left else [])
+        except WorkerEnded as end:
+            blamed = left if end.index is None else [plan.strategies[end.index]]
+            lost += [_lost(plan, case, strategy, end.status, str(end)) for strategy in blamed]
+            left = [strategy for strategy in left if strategy not in blamed]
+
+
+def _lost(plan: Plan, case: Case, strategy: Strategy, status: Status, reason: str) -> Result:
+    return Result(
+        case=case,
+        strategy=strategy.name,
+        phase="run",
+        clock="wall",
         cache=plan.cache,
-        cache_bytes=cache_bytes,
-        flush=Flush(plan.device, cache_bytes) if cold else None,
-        accelerator=None if plan.device.type == "cpu" else TorchAccelerator(plan.device),
+        status=status,
+        reason=reason,
+        repro=repro(case, strategy, plan.device, plan.settings().options()),
     )
-    info = RunInfo(
+
+
+def missing_cases(plan: Plan, run: Run) -> list[Case]:
+    """The cases of a plan that a run lacks, in order: one strategy without its rows is enough.
+
+    All strategies of a case are measured again then, since samples compare within rounds.
+    """
+    rows: dict[tuple[Case, str], list[Result]] = {}
+    for row in run.results:
+        rows.setdefault((row.case, row.strategy), []).append(row)
+    clocks = len(run.info.floors_s)
+
+    def done(case: Case, strategy: Strategy) -> bool:
+        own = rows.get((case, strategy.name), [])
+        if not own or any(row.status in RETRIED for row in own):
+            return False
+        if all(row.measurement is None for row in own):
+            return True
+        # Killed while they were written, a case's rows may end anywhere.
+        return len(own) == clocks * (2 if strategy.has_prepare() else 1)
+
+    return [
+        case
+        for case in plan.in_order()
+        if not all(done(case, strategy) for strategy in plan.strategies_for(case))
+    ]
+
+
+def _refuse_mixing(plan: Plan, info: RunInfo, here: Environment) -> None:
+    differences = [
+        f"{name} {getattr(info.environment, name)!r} (here {getattr(here, name)!r})"
+        for name in _MUST_AGREE
+        if getattr(info.environment, name) != getattr(here, name)
+    ]
+    differences += [
+        f"{name} {getattr(info, name)!r} (here {getattr(plan, name)!r})"
+        for name in ("cache", "seed", "cell_seconds", "call_budget_s")
+        if getattr(info, name) != getattr(plan, name)
+    ]
+    differences += [
+        f"{name} of the GPU {info.environment.gpu.get(name)!r} (here {here.gpu.get(name)!r})"
+        for name in ("uuid", "driver")
+        if info.environment.gpu.get(name) != here.gpu.get(name)
+    ]
+    if differences:
+        raise StoreError(
+            f"the run was measured with {', '.join(differences)}; expected the same, or "
+            "--allow-mixed"
+        )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _run_info(plan: Plan, machine: Machine) -> RunInfo:
+    return RunInfo(
         schema_version=SCHEMA_VERSION,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created=_now(),
         command=plan.command,
         preset=plan.preset,
         seed=plan.seed,
         cell_seconds=plan.cell_seconds,
         call_budget_s=plan.call_budget_s,
         layers=plan.layers,
-        environment=environment,
-        copy_bandwidth=bandwidth,
+        environment=machine.environment,
+        copy_bandwidth=machine.copy_bandwidth,
         cache=plan.cache,
-        floors_s={name: found.call_s for name, found in bench.floors_s.items()},
-        launch_floor_s=floor(WallClock(plan.device), empty_launch(plan.device)).call_s,
+        floors_s={name: found.call_s for name, found in machine.floors.items()},
+        launch_floor_s=machine.launch_floor_s,
     )
-    # In random order a drift of the machine doesn't pass for an effect of an axis, and the first
-    # cases tell how long the rest will take.
-    cases = list(plan.cases)
-    random.Random(plan.seed).shuffle(cases)  # noqa: S311 - reproducible, not secret
-    with RunWriter(folder, info) as store:
-        for case in cases:
-            rows = measure_case(case, plan.strategies_for(case), bench)
-            for row in rows:
-                store.append(row)
-            on_case(case, rows)
-    return info

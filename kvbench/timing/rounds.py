@@ -104,6 +104,7 @@ def sample_rounds(
     *,
     before: Callable[[], object] | None = None,
     most_calls: Mapping[K, int | None] | None = None,
+    on_turn: Callable[[K], object] = lambda _: None,
 ) -> dict[K, Sampling]:
     """Sample every subject once a round, in a random order, until the rule ends it.
 
@@ -115,6 +116,7 @@ def sample_rounds(
         before: Called before each sample, outside its time, as a flush of the cache; samples then
             have one call, since a second would find what the first left.
         most_calls: By subject, the most calls of a sample.
+        on_turn: Called before each sample, outside its time, with the subject whose turn it is.
 
     Raises:
         SubjectError: A subject raised.
@@ -131,6 +133,7 @@ def sample_rounds(
         most = {name: 1 if before else limits.get(name) for name in subjects}
         found = {}
         for name, call in subjects.items():
+            on_turn(name)
             with _blaming(name):
                 own = calls_for(clock, call, rule.sample_seconds, most[name])
                 found[name] = (clock.sample(call, own), own)
@@ -142,6 +145,7 @@ def sample_rounds(
             for name in order:
                 if before is not None:
                     before()
+                on_turn(name)
                 with _blaming(name):
                     samples[name].append(clock.sample(subjects[name], calls[name]))
             rounds += 1
