@@ -1,5 +1,6 @@
 """Medians and their intervals."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,8 +75,17 @@ def ratio_interval(
         confidence: Of the interval.
     """
     ratios = np.asarray(numerators, dtype=np.float64) / np.asarray(denominators, dtype=np.float64)
-    median = float(np.median(ratios))
-    test = stats.quantile_test(ratios, q=median, p=0.5)
-    interval = test.confidence_interval(confidence)
-    ends = np.where(np.isfinite(interval), interval, [ratios.min(), ratios.max()])
-    return Estimate(median, float(ends[0]), float(ends[1]))
+    low, high = _median_ranks(len(ratios), confidence)
+    ordered = np.sort(ratios)
+    return Estimate(float(np.median(ratios)), float(ordered[low]), float(ordered[high]))
+
+
+@functools.lru_cache(maxsize=1024)
+def _median_ranks(count: int, confidence: float) -> tuple[int, int]:
+    """Which of so many ordered values, from 0, end the quantile test's interval of their median.
+
+    They depend on the number alone, so that the test's own interval of 0, 1, 2, … is theirs.
+    """
+    interval = stats.quantile_test(np.arange(count)).confidence_interval(confidence)
+    low, high = np.where(np.isfinite(interval), interval, [0, count - 1])
+    return int(low), int(high)
