@@ -217,9 +217,18 @@ class Case:
             lengths[i + 1] -= moved
         return starts, lengths
 
+    def axes(self) -> dict[str, int | str]:
+        """The fields that have to be named so that a sweep of them is this very case."""
+        named = {"op", "seq_len"}
+        if self.layout == "MLA":  # where these have other defaults
+            named |= {"num_kv_heads", "head_dim"}
+        usual = {**DEFAULTS, "num_heads": self.num_kv_heads}
+        fields = self.fields()
+        return {n: value for n, value in fields.items() if n in named or value != usual[n]}
+
     def label(self) -> str:
-        """The case on one line, for people: every field as name=value."""
-        return " ".join(f"{name}={value}" for name, value in self.fields().items())
+        """The case on one line, for people: op, seq_len and what is unusual."""
+        return " ".join(f"{name}={value}" for name, value in self.axes().items())
 
     def fields(self) -> dict[str, int | str]:
         """Field values by name, in order of declaration."""

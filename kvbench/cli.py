@@ -23,7 +23,7 @@ from kvbench.errors import InputError, KvbenchError
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
 from kvbench.results import RETRIED, CacheState
 from kvbench.store import PLOTS_FOLDER, Run, claim, has_run, load
-from kvbench.units import format_duration
+from kvbench.units import format_bytes, format_duration
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for torch
     import pandas as pd
@@ -150,6 +150,16 @@ def cli() -> None:
     help="The longest that a step may take before its process is ended.",
 )
 @click.option(
+    "--shard",
+    metavar="K/N",
+    help="Measure only the Kth of N parts of the sweep; `kvbench merge` joins them.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Say what would be measured, what is left out and why, and how long it takes at most.",
+)
+@click.option(
     "--in-process",
     is_flag=True,
     help="Measure in this process, which a strategy's crash then ends: for a debugger.",
@@ -169,10 +179,12 @@ def run(
     seed: int,
     time_budget_s: float | None,
     hang_s: float,
+    shard: str | None,
     *,
     resume: bool,
     mixed: bool,
     in_process: bool,
+    dry_run: bool,
 ) -> None:
     """Check, time, rank and plot strategies over a sweep.
 
@@ -186,7 +198,7 @@ def run(
 
     from kvbench import devices
     from kvbench.sweep.bench import select_clocks
-    from kvbench.sweep.runner import Plan
+    from kvbench.sweep.runner import Plan, shard_of
 
     strategies = _strategies(patterns, files)
     target = devices.resolve(device)
@@ -198,7 +210,7 @@ def run(
         cases = named.cases(overrides)
     ops = {strategy.op for strategy in strategies}
     plan = Plan(
-        cases=tuple(case for case in cases if case.op in ops),
+        cases=shard_of([case for case in cases if case.op in ops], seed, *_shard(shard)),
         strategies=strategies,
         device=target,
         command=_command_line(),
@@ -215,6 +227,9 @@ def run(
             "nothing to measure: none of these strategies does any of these cases' ops; "
             f"expected strategies of: {', '.join(sorted({case.op for case in cases}))}"
         )
+    if dry_run:
+        _forecast(plan)
+        return
     if resume and out is None:
         raise InputError("--resume without --out: expected the folder of the run, as -o results/R")
     folder = out or _new_folder(target)
@@ -234,6 +249,28 @@ def run(
         time_budget_s=time_budget_s,
     )
     _report(folder, layers)
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    """The number of a shard and how many there are, from K/N."""
+    if text is None:
+        return 1, 1
+    number, slash, count = text.partition("/")
+    if slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+        return int(number), int(count)
+    raise InputError(f"shard {text!r}: expected K/N with K from 1 to N, as 3/8")
+
+
+def _forecast(plan: "Plan") -> None:
+    from kvbench.report.tables import forecast_table
+    from kvbench.sweep.forecast import forecast
+
+    found = forecast(plan)
+    out.print(forecast_table(found.cells).rich())
+    _say(
+        f"{len(plan.cases)} cases, up to {format_bytes(found.largest_bytes)} of memory, sampling "
+        f"for {format_duration(found.at_most_s)} at most, checks and set-up apart"
+    )
 
 
 def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 - run_sweep's own
@@ -376,6 +413,25 @@ def rank(folder: Path, layers: int | None, *, markdown: bool) -> None:
     _print_tables(frame, layers or done.info.layers, markdown=markdown)
     if not markdown:
         _print_untimed(frame)
+
+
+@cli.command()
+@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--allow-mixed",
+    "mixed",
+    is_flag=True,
+    help="Merge even what other machines, versions or limits measured.",
+)
+def merge(folder: Path, runs: tuple[Path, ...], *, mixed: bool) -> None:
+    """Join the runs of a sweep's shards in a new run, OUT."""
+    from kvbench.sessions import merge as merge_runs
+
+    loaded = [_load(run) for run in runs]
+    merge_runs(folder, loaded, _command_line(), mixed=mixed)
+    count = sum(len(run.results) for run in loaded)
+    _say(f"{count} rows of {len(loaded)} runs, into {folder}")
 
 
 @cli.command()

@@ -751,3 +751,44 @@ def test_a_clock_that_the_device_does_not_have_is_refused(kvbench_, tmp_path):
     ended = kvbench_("run", "--clock", "grph", "-o", tmp_path / "run", "--device", "cpu")
     assert ended.code == 2
     assert "unknown clock of cpu: 'grph'" in ended.err
+
+
+def test_shards_are_measured_apart_and_merged(kvbench_, tmp_path):
+    run = ("run", "-a", "seq_len=1,2,3", "-s", "write.loop", *QUICK)
+    for number in (1, 2):
+        assert kvbench_(*run, "--shard", f"{number}/2", "-o", tmp_path / f"{number}").code == 0
+    merged = kvbench_("merge", tmp_path / "all", tmp_path / "1", tmp_path / "2")
+    assert (merged.code, merged.err) == (0, "")
+    assert f"3 rows of 2 runs, into {tmp_path / 'all'}" in merged.out
+    assert {row.case.seq_len for row in load(tmp_path / "all").results} == {1, 2, 3}
+    refused(kvbench_("merge", tmp_path / "all", tmp_path / "1", tmp_path / "2"), "another run")
+    for shard in ("0/2", "3/2", "1", "a/b", "1/2/3"):
+        refused(kvbench_(*run, "--shard", shard), repr(shard), "K/N")
+
+
+def test_a_dry_run_says_what_would_be_measured_and_touches_nothing(kvbench_, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = kvbench_(
+        "run",
+        "-a",
+        "layout=NHD,HND",
+        "-s",
+        "*.slot_mapping",
+        *QUICK,
+        "--cell-seconds",
+        "2",
+        "--dry-run",
+    )
+    assert (ended.code, ended.err) == (0, "")
+    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in ended.out.splitlines()]
+    reason = "layout HND: its blocks and slots don't lie on one axis of flat slots"
+    assert [row for row in cells if len(row) == 4] == [
+        ["write.slot_mapping", "1", "", ""],
+        ["", "", "1", reason],
+        ["read.slot_mapping", "1", "", ""],
+        ["", "", "1", reason],
+    ]
+    # Two cells with a prepare of their own, 2 s each.
+    assert "4 cases" in ended.out
+    assert "sampling for 8 s at most" in ended.out
+    assert contents(tmp_path) == {}

@@ -161,6 +161,22 @@ def check_table(
     )
 
 
+def forecast_table(cells: Mapping[str, Counter[str]]) -> Table:
+    """What a sweep would do: the cells of each strategy, and why others are left out.
+
+    Args:
+        cells: By strategy, how many cells are "to do", and how many are not for each reason.
+    """
+    rows = []
+    for strategy, counter in cells.items():
+        others = {reason: count for reason, count in counter.items() if reason != "to do"}
+        rows.append((strategy, str(counter["to do"]), "", ""))
+        rows += [("", "", str(count), reason) for reason, count in others.items()]
+    return Table(
+        "What would be measured", ("strategy", "cells", "left out", "because"), tuple(rows)
+    )
+
+
 def matrix_table(
     cells: Mapping[tuple[str, str, str], Counter[str]],
 ) -> tuple[Table, tuple[str, ...]]:

@@ -13,7 +13,7 @@ import torch
 from kvbench import oracle
 from kvbench.analysis.statistics import CONFIDENCE
 from kvbench.blocks import place
-from kvbench.cases import DEFAULTS, Case
+from kvbench.cases import Case
 from kvbench.devices import free_bytes, synchronize
 from kvbench.errors import KvbenchError
 from kvbench.results import CacheState, LaunchCounts, Measurement, Phase, Result, Status
@@ -92,14 +92,7 @@ def one_line(error: BaseException) -> str:
 
 def repro(case: Case, strategy: Strategy, device: torch.device, options: Iterable[str] = ()) -> str:
     """The command that measures one strategy in one case again, with further options."""
-    named = {"op", "seq_len"}
-    if case.layout == "MLA":  # where these have other defaults
-        named |= {"num_kv_heads", "head_dim"}
-    words = []
-    for name, value in case.fields().items():
-        usual = case.num_kv_heads if name == "num_heads" else DEFAULTS[name]
-        if name in named or value != usual:
-            words += ["-a", f"{name}={value}"]
+    words = [word for name, value in case.axes().items() for word in ("-a", f"{name}={value}")]
     words += ["-s", strategy.name, "--device", str(device)]
     file = file_of(strategy)
     if file is not None:

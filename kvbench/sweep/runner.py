@@ -25,17 +25,12 @@ from kvbench.results import (
     RunInfo,
     Status,
 )
+from kvbench.sessions import differences, differing_limits
 from kvbench.store import Run, RunWriter, has_run, reserve
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.bench import Machine, Settings, examine, set_up
 from kvbench.sweep.measure import measure_case, repro
 from kvbench.sweep.worker import Worker, WorkerEnded
-
-_MUST_AGREE = (
-    *("kvbench", "git_commit", "git_dirty", "python", "torch", "triton"),
-    *("os", "architecture", "cpu", "device", "device_name", "device_runtime"),
-)
-"""Fields of an environment that a resumed run has to share with the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,26 +286,21 @@ def missing_cases(plan: Plan, run: Run) -> list[Case]:
 
 
 def _refuse_mixing(plan: Plan, info: RunInfo, here: Environment) -> None:
-    differences = [
-        f"{name} {getattr(info.environment, name)!r} (here {getattr(here, name)!r})"
-        for name in _MUST_AGREE
-        if getattr(info.environment, name) != getattr(here, name)
-    ]
-    differences += [
-        f"{name} {getattr(info, name)!r} (here {getattr(plan, name)!r})"
-        for name in ("cache", "seed", "cell_seconds", "call_budget_s")
-        if getattr(info, name) != getattr(plan, name)
-    ]
-    differences += [
-        f"{name} of the GPU {info.environment.gpu.get(name)!r} (here {here.gpu.get(name)!r})"
-        for name in ("uuid", "driver")
-        if info.environment.gpu.get(name) != here.gpu.get(name)
-    ]
-    if differences:
+    found = differences(info.environment, here, same_device=True) + differing_limits(info, plan)
+    if found:
         raise StoreError(
-            f"the run was measured with {', '.join(differences)}; expected the same, or "
-            "--allow-mixed"
+            f"the run was measured with {', '.join(found)}; expected the same, or --allow-mixed"
         )
+
+
+def shard_of(cases: Sequence[Case], seed: int, number: int, count: int) -> tuple[Case, ...]:
+    """One of so many shards of a sweep, numbered from 1: every case is in one of them.
+
+    They are cut from the random order of measuring, so that each takes about as long.
+    """
+    ordered = list(cases)
+    random.Random(seed).shuffle(ordered)  # noqa: S311 - reproducible, not secret
+    return tuple(ordered[number - 1 :: count])
 
 
 def _now() -> str:

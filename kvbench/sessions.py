@@ -1,0 +1,101 @@
+"""Whether sessions belong together: runs that are resumed, and runs that are merged. Torch-free."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvbench.errors import InputError, StoreError
+from kvbench.results import Environment, Resumption, RunInfo
+from kvbench.store import Run, RunWriter
+
+_OF_ENVIRONMENT = (
+    *("kvbench", "git_commit", "git_dirty", "python", "torch", "triton"),
+    *("os", "architecture", "cpu", "device_name", "device_runtime"),
+)
+_OF_ONE_DEVICE = ("device",)
+_OF_RUN = ("cache", "seed", "cell_seconds", "call_budget_s")
+_OF_GPU = ("driver",)
+_OF_ONE_GPU = ("uuid",)
+
+
+def differences(one: Environment, other: Environment, *, same_device: bool) -> list[str]:
+    """What keeps measurements in two environments from being compared, each in words.
+
+    Args:
+        one: An environment.
+        other: Another.
+        same_device: Whether it has to be the very same device, not only one of the same kind.
+    """
+    names = _OF_ENVIRONMENT + (_OF_ONE_DEVICE if same_device else ())
+    found = [
+        f"{name} {getattr(one, name)!r} (here {getattr(other, name)!r})"
+        for name in names
+        if getattr(one, name) != getattr(other, name)
+    ]
+    return found + [
+        f"{name} of the GPU {one.gpu.get(name)!r} (here {other.gpu.get(name)!r})"
+        for name in _OF_GPU + (_OF_ONE_GPU if same_device else ())
+        if one.gpu.get(name) != other.gpu.get(name)
+    ]
+
+
+def differing_limits(info: RunInfo, other: object) -> list[str]:
+    """The limits of a run that another run, or a plan, does not share, each in words."""
+    return [
+        f"{name} {getattr(info, name)!r} (here {getattr(other, name)!r})"
+        for name in _OF_RUN
+        if getattr(info, name) != getattr(other, name)
+    ]
+
+
+def merge(folder: Path, runs: Sequence[Run], command: str, *, mixed: bool) -> RunInfo:
+    """Write the rows of several runs, the shards of a sweep, as one run.
+
+    Each run is a session of it, so that a row still tells which machine measured it.
+
+    Args:
+        folder: Where to; empty or new.
+        runs: Two or more runs that share no case.
+        command: What is noted as the run's command.
+        mixed: Merge even what was measured on other machines, or with other versions or limits.
+
+    Raises:
+        InputError: There is one run alone, or two have rows of the same case and strategy.
+        StoreError: The runs don't belong together, or the folder can't be written.
+    """
+    if len(runs) < 2:  # noqa: PLR2004 - one is merged already
+        raise InputError(f"{len(runs)} run to merge; expected two or more")
+    first = runs[0]
+    owner: dict[tuple[object, str], int] = {}
+    for number, run in enumerate(runs):
+        found = differences(first.info.environment, run.info.environment, same_device=False)
+        found += differing_limits(first.info, run.info)
+        if found and not mixed:
+            raise StoreError(
+                f"run {str(run.folder)!r} differs from {str(first.folder)!r}: {', '.join(found)}; "
+                "expected the same, or --allow-mixed"
+            )
+        for row in run.results:
+            other = owner.setdefault((row.case, row.strategy), number)
+            if other != number:
+                raise InputError(
+                    f"runs {str(runs[other].folder)!r} and {str(run.folder)!r} both have rows of "
+                    f"{row.strategy} in one case ({row.case.label()}); expected shards of one sweep"
+                )
+    with RunWriter(folder, _base(first.info, command)) as writer:
+        for number, run in enumerate(runs):
+            if number:
+                writer.begin_session(
+                    Resumption(
+                        created=run.info.created,
+                        command=run.info.command,
+                        environment=run.info.environment,
+                    )
+                )
+            for row in run.results:
+                writer.append(row)
+        return writer.info
+
+
+def _base(info: RunInfo, command: str) -> RunInfo:
+    fields = {name: getattr(info, name) for name in info.__dataclass_fields__}
+    return RunInfo(**{**fields, "command": command, "resumptions": ()})
