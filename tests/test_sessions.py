@@ -76,7 +76,7 @@ def test_one_run_is_not_merged(shards, tmp_path):
 
 
 def test_runs_of_the_same_case_are_not_merged(shards, tmp_path):
-    with pytest.raises(InputError, match="both have rows of write[.]loop in one case") as refused:
+    with pytest.raises(InputError, match=r"both have rows of write\.loop in one case") as refused:
         merge(tmp_path / "all", [shards[0], shards[1], shards[0]], "", mixed=False)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "all").exists()
