@@ -33,7 +33,7 @@ bench: $(READY) ## Sweep this machine: the GPU preset where a GPU is, else the C
 .PHONY: test
 test: $(READY) ## Lint, types and tests (what CI runs)
 	@$(MAKE) --no-print-directory check
-	@$(BIN)/pytest -n auto $(ARGS)
+	@$(BIN)/pytest -n auto --dist loadgroup $(ARGS)
 
 .PHONY: check-exhaustive
 check-exhaustive: $(READY) ## Every strategy in every layout, dtype and kind of scales (10 minutes)

@@ -12,7 +12,7 @@ from kvbench.errors import InputError, unknown
 OPS = ("write", "read")
 BLOCK_ORDERS = ("sequential", "shuffled", "strided", "churned")
 LENGTHS = ("equal", "ragged", "holes")
-KV_INPUTS = ("contiguous", "fused_qkv", "head_major")
+KV_INPUTS = ("contiguous", "fused_qkv", "sliced_v", "head_major")
 PADDING_SLOTS = ("negative", "absent")
 SLOT_DTYPES = ("int64", "int32")
 LAYOUTS = ("NHD", "HND", "NHD-KV", "HND-KV", "x-packed", "MLA")
@@ -65,7 +65,8 @@ class Case:
     with the last token ("absent"). Writing only."""
     kv_input: str = "contiguous"
     """K and V are "contiguous", or slices of one "fused_qkv" projection, whose token stride is
-    larger than a row, or "head_major", the heads outermost. Writing only."""
+    larger than a row, or V alone is one ("sliced_v": rotary embedding leaves a new K), or they are
+    "head_major", the heads outermost. Writing only."""
     block_size: int = 16
     """Tokens per block (a page)."""
     num_heads: int = 8

@@ -32,7 +32,7 @@ _DTYPES: dict[str, Any] = {
 _LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "int8": 127.0}
 _LEAST_INT8 = -128.0
 _SMALLEST_SCALE = 2.0**-20
-"""The scale of a token whose row is zero, or next to it."""
+"""The least scale of a token: its row is next to zero. Of one that is zero any will do."""
 _DIVISION_ULPS = 2
 """Half a unit of the reciprocal's rounding is up to a whole one of the product's, which is rounded
 itself; Triton's and CUDA's approximate division is within two."""
@@ -72,8 +72,9 @@ def right_rows(codes: Array, scale: Array, actual: Array, cache_dtype: str, dtyp
         dtype: That of the rows.
     """
     with np.errstate(all="ignore"):
-        product = (numbers(codes, cache_dtype).astype(np.float64) * scale).astype(np.float32)
-        ulps = np.where(_is_power_of_two(scale) | (dtype == "fp32"), 0, 1)
+        exact = numbers(codes, cache_dtype).astype(np.float64) * scale
+        product = exact.astype(np.float32)
+        ulps = np.where((product == exact) | (dtype == "fp32"), 0, 1)
         low, nearest, high = (
             _moved(product, sign * ulps).astype(_DTYPES[dtype]) for sign in (-1, 0, 1)
         )
@@ -92,7 +93,9 @@ def right_scales(rows: Array, actual: Array, dtype: str) -> Array:
     exact = np.maximum(magnitudes.astype(np.float64) / _LARGEST[dtype], _SMALLEST_SCALE)
     nearest = exact.astype(np.float32)
     low, high = (_moved(nearest, np.asarray(sign * _DIVISION_ULPS)) for sign in (-1, 1))
-    scales: Array = np.where((low <= actual) & (actual <= high), actual, nearest)
+    # Any scale gives the codes of a row of zeros.
+    free = (magnitudes == 0) & np.isfinite(actual) & (actual > 0)
+    scales: Array = np.where(((low <= actual) & (actual <= high)) | free, actual, nearest)
     return scales
 
 

@@ -86,7 +86,9 @@ def gathered(pool: Bits, places: Sequence[Place | None]) -> Bits:
     return rows
 
 
-def check(strategy: Strategy, workload: Workload, *, versions: tuple[int, ...] = (0, 1)) -> str:
+def check(
+    strategy: Strategy, workload: Workload, *, versions: tuple[int, ...] | None = None
+) -> str:
     """Run a strategy and compare everything it touched, and everything it should not have.
 
     It prepares once, as an engine does for a step, and runs once for each version of the data, as
@@ -99,6 +101,8 @@ def check(strategy: Strategy, workload: Workload, *, versions: tuple[int, ...] =
     prepared, mismatch = _prepare(strategy, workload)
     if mismatch:
         return mismatch
+    if versions is None:
+        versions = (0, 1, 2) if workload.case.quantised else (0, 1)
     for version in versions:
         mismatch = recheck(strategy, workload, prepared, version)
         if mismatch:
@@ -109,7 +113,10 @@ def check(strategy: Strategy, workload: Workload, *, versions: tuple[int, ...] =
 def _prepare(strategy: Strategy, workload: Workload) -> tuple[object, str]:
     fill(workload, _PREPARING)
     before = {name: bits(tensor) for name, tensor in workload.tensors().items()}
+    lists = _State(workload).lists
     prepared = strategy.prepare(workload)
+    if _State(workload).lists != lists:
+        return prepared, "prepare changed the scheduler's lists; expected it to leave them alone"
     for name, tensor in workload.tensors().items():
         if not np.array_equal(bits(tensor), before[name]):
             return prepared, f"prepare changed {name}; expected it to leave tensors alone"
@@ -123,13 +130,16 @@ def recheck(strategy: Strategy, workload: Workload, prepared: object, version: i
         "" if every bit is right, else the first mismatch, in words.
     """
     fill(workload, version)
+    places = token_places(workload)
     before = _State(workload)
     output = strategy.run(workload, prepared)
     after = _State(workload)
+    for name, lists in before.lists.items():
+        if after.lists[name] != lists:
+            return f"{name} was changed; expected the scheduler's lists to be left alone"
     for name in before.fixed:
         if not np.array_equal(after.fixed[name], before.fixed[name]):
             return f"{name} was changed; expected it to be read only"
-    places = token_places(workload)
     if workload.case.op == "write":
         if output is not None:
             return f"run returned {type(output).__name__}; expected None from a write"
@@ -145,6 +155,11 @@ class _State:
 
     def __init__(self, workload: Workload) -> None:
         case = workload.case
+        self.lists = {
+            "block_tables": [list(table) for table in workload.block_tables],
+            "starts": list(workload.starts),
+            "lengths": list(workload.lengths),
+        }
         self.rows = {
             "key": bits(workload.key).reshape(-1, case.num_kv_heads, case.key_dim),
             "value": bits(workload.value).reshape(-1, case.num_kv_heads, case.value_dim),
@@ -195,7 +210,7 @@ def _spread(case: Case, scale: Bits, places: Sequence[Place | None]) -> npt.NDAr
     return scale.view(np.float32)[:, :, np.newaxis]
 
 
-def _check_read(
+def _check_read(  # noqa: PLR0911 - each thing that can be wrong is said
     workload: Workload, before: _State, output: object, places: Sequence[Place | None]
 ) -> str:
     case = workload.case
@@ -206,7 +221,10 @@ def _check_read(
         if not isinstance(tensor, torch.Tensor):
             return f"{name} is {type(tensor).__name__}; expected a tensor"
         shape = [len(places), *like.shape[1:]]
-        if list(tensor.shape) != shape or tensor.dtype != workload.dtype:
+        heads = [len(places), case.num_kv_heads, like.shape[1:].numel() // case.num_kv_heads]
+        if tensor.device != workload.key_pool.device:
+            return f"{name} is on {tensor.device}; expected {workload.key_pool.device}"
+        if list(tensor.shape) not in (shape, heads) or tensor.dtype != workload.dtype:
             return (
                 f"{name} is {tensor.dtype} of shape {list(tensor.shape)}; expected "
                 f"{workload.dtype} of shape {shape}"

@@ -73,28 +73,35 @@ CHECK_GRIDS = tuple(
         "batch=0,1 seq_len=0 padding=0,3",
         "batch=2 lengths=equal seq_len=100 head_dim=16 num_kv_heads=2",
         # Every layout: sequences share a prefix, tables are padded, tokens have no block.
-        "layout=HND,NHD-KV,HND-KV,x-packed batch=3 start_pos=21 seq_len=6 head_dim=80 "
+        "layout=NHD,HND,NHD-KV,HND-KV,x-packed batch=3 start_pos=21 seq_len=6 head_dim=80 "
         "num_kv_heads=3 block_size=8 shared_blocks=2 missing_blocks=0,1 table_padding=1 padding=2 "
-        "padding_slots=negative,absent kv_input=head_major dtype=fp32,bf16 slot_dtype=int32 "
-        "block_order=churned",
+        "padding_slots=negative,absent kv_input=head_major,sliced_v dtype=fp32,bf16 "
+        "slot_dtype=int32 block_order=churned",
         "layout=MLA batch=3 start_pos=21 seq_len=6 block_size=8 shared_blocks=2 missing_blocks=0,1 "
         "padding=1 kv_input=contiguous,fused_qkv dtype=fp32,bf16 block_order=churned",
         # Every format of a quantised pool, with every kind of scales.
         "cache_dtype=fp8_e4m3,fp8_e5m2,int8 kv_scale=per_tensor,per_head,per_token batch=2 "
         "start_pos=13 seq_len=5 num_kv_heads=3 head_dim=80 block_size=8 missing_blocks=1 "
         "padding=1 dtype=fp32,fp16,bf16",
+        # Rows of several programs, of odd sizes, and other blocks; another k_pe.
+        "cache_dtype=fp8_e4m3,int8 kv_scale=per_head,per_token seq_len=2 start_pos=63 "
+        "num_kv_heads=32 head_dim=128 block_size=64",
+        "layout=NHD,HND,NHD-KV,HND-KV cache_dtype=auto,fp8_e5m2 kv_scale=per_token batch=2 "
+        "seq_len=3 num_kv_heads=5 head_dim=33 block_size=1,256 kv_input=sliced_v padding=1",
+        "layout=MLA head_dim=80,576 rope_dim=32 cache_dtype=auto,fp8_e4m3 seq_len=3 block_size=64",
         # More than 64 heads, heads of 1 and of 576 elements, blocks of 1024 tokens.
         "seq_len=3 start_pos=1022 num_kv_heads=1,65,128 head_dim=1,5 block_size=1024",
         "seq_len=3 start_pos=1022 num_kv_heads=2 head_dim=576 block_size=1,1024",
     )
 )
-"""What `kvbench check` covers by default: every shape that has broken a KV-cache kernel."""
+"""What `kvbench check` covers by default: the shapes that have broken KV-cache kernels (but pools
+beyond 2**31 elements, which take more memory than a check should)."""
 
 
 _ENGINE_SHAPES = (
     "batch=3 lengths=holes start_pos=13 seq_len=3 block_size=4 padding=2 kv_input=fused_qkv "
     "missing_blocks=1 table_padding=1 slot_dtype=int32",
-    "start_pos=15 seq_len=1 block_size=16 kv_input=head_major",
+    "batch=2 start_pos=15 seq_len=1 block_size=16 kv_input=head_major padding=2",
     "batch=4 lengths=ragged start_pos=35 seq_len=2 block_size=17 shared_blocks=2 padding=1 "
     "padding_slots=absent block_order=churned",
     "batch=0,1 seq_len=0 padding=3",

@@ -121,6 +121,8 @@ def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
     inputs = (case.tokens + case.padding) * case.row_bytes
     if case.kv_input == "fused_qkv":
         inputs += inputs * case.num_heads // (2 * case.num_kv_heads)
+    if case.kv_input == "sliced_v":
+        inputs *= 2
     # The check holds the pools as they were, as they are and as they should be, and one op's
     # outputs; quantised rows are bounded from both sides, in float64.
     return copies * (pools + inputs) + 3 * pools + (11 if case.quantised else 2) * inputs
@@ -187,6 +189,9 @@ def _inputs(
         return key, value
     shapes = [(heads, rows, d) if case.kv_input == "head_major" else (rows, heads, d) for d in dims]
     key, value = (torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
+    if case.kv_input == "sliced_v":
+        wider = torch.empty((rows, 2 * heads, dims[1]), dtype=dtype, device=device)
+        return key, wider[:, heads:]
     if case.kv_input == "head_major":
         return key.transpose(0, 1), value.transpose(0, 1)
     return key, value
@@ -221,7 +226,8 @@ def fill(workload: Workload, version: int = 0) -> None:
     Random bits poison: each slot is unlike every other, NaN payloads and infinities included, so
     that a slot that moved, or one that should not have been touched, shows. Only what is quantised,
     and scales, are numbers: see `_fill_rows`. Scales of odd versions are powers of two, by which
-    division is exact, so that rounding has one right result.
+    division is exact, so that rounding has one right result; those of version 2 have six bits, so
+    that products with codes are exact, and many lie half-way between two numbers of bf16.
     """
     generator = torch.Generator(device=workload.device)
     generator.manual_seed((workload.case.seed * 1009 + version) % 2**63)  # any seed of a case fits
@@ -229,7 +235,7 @@ def fill(workload: Workload, version: int = 0) -> None:
     quantised = workload.case.quantised
     for name, tensor in workload.tensors().items():
         if name.endswith("_scale"):
-            _fill_scales(tensor, generator, exact=exact)
+            _fill_scales(tensor, generator, version)
         elif not (quantised and name in {"key", "value"}):
             _fill_bits(tensor, generator)
     if quantised:
@@ -252,9 +258,13 @@ def _uniform(shape: Iterable[int], low: float, high: float, g: torch.Generator) 
     return torch.empty(tuple(shape), device=g.device).uniform_(low, high, generator=g)
 
 
-def _fill_scales(tensor: torch.Tensor, generator: torch.Generator, *, exact: bool) -> None:
+def _fill_scales(tensor: torch.Tensor, generator: torch.Generator, version: int) -> None:
     exponents = _uniform(tensor.shape, -_SCALE_EXPONENT, _SCALE_EXPONENT, generator)
-    tensor.copy_(torch.exp2(exponents.round() if exact else exponents))
+    scales = torch.exp2(exponents.round() if version % 2 else exponents)
+    if version % 4 == 2:  # noqa: PLR2004 - see fill
+        mantissas, powers = torch.frexp(scales)
+        scales = torch.ldexp((mantissas * 64).round() / 64, powers)
+    tensor.copy_(scales)
 
 
 def _fill_rows(
@@ -267,10 +277,10 @@ def _fill_rows(
 ) -> None:
     """K or V to be quantised: magnitudes from below the format's smallest to above its largest.
 
-    They have the 8 significant bits of bf16 in every dtype, so that many lie half-way between two
-    codes. Given scales have zeros, infinities and, in fp8, NaN among them. Where a write computes a
-    token's scale there is none of these (they would be all that's left of the row), but one row of
-    zeros; in exact data the scale that results is a power of two.
+    In exact data they have the 8 significant bits of bf16 in every dtype, so that many lie half-way
+    between two codes. Given scales have zeros, infinities and, in fp8, NaN among them. Where a
+    write computes a token's scale there is none of these (they would be all that's left of the
+    row), but one row of zeros; in exact data the scale that results is a power of two.
     """
     if not tensor.numel():
         return
@@ -289,7 +299,8 @@ def _fill_rows(
         flat.scatter_(1, at, torch.full_like(at, most, dtype=flat.dtype))
         values.copysign_(signs)
         sizes = _uniform((len(values),), -_SCALE_EXPONENT, 0, generator)
-        flat[case.seed % len(values)] = 0
+        if len(values) > 1:
+            flat[(case.seed + len(values) // 2) % len(values)] = 0
         values *= torch.exp2(sizes.round() if exact else sizes).view(shape)
     elif scale is not None:
         values *= scale[(..., *[None] * (tensor.dim() - 2))]
@@ -299,4 +310,4 @@ def _fill_rows(
         chosen = _uniform(tensor.shape, 0, _SPECIAL_ONE_IN, generator).floor_()
         for number, special in enumerate(specials):
             values[chosen == number] = special
-    tensor.copy_(values.to(torch.bfloat16))
+    tensor.copy_(values.to(torch.bfloat16) if exact else values)

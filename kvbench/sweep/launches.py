@@ -21,7 +21,7 @@ def predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | No
 
     No launch depends on a row's width: cases that differ in it share one prediction.
     """
-    heads = 1 if case.layout == "MLA" else 2
+    heads = min(case.num_kv_heads, 2)  # rows of one head may be contiguous where others aren't
     narrow = dataclasses.replace(
         case,
         num_heads=heads,

@@ -87,7 +87,12 @@ def options(cache: CacheState, cell_seconds: float, call_budget_s: float) -> tup
 
 def one_line(error: BaseException) -> str:
     """An exception's type and message, for a row."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - an exception is somebody's code, too
+        message = "(its message can't be had)"
+    printable = message.encode("utf-8", "backslashreplace").decode()
+    return " ".join(f"{type(error).__name__}: {printable}".split())
 
 
 def repro(case: Case, strategy: Strategy, device: torch.device, options: Iterable[str] = ()) -> str:
@@ -174,13 +179,17 @@ def _examine(strategy: Strategy, workload: Workload, bench: Bench) -> tuple[Stat
     """None if the strategy may be timed, else the status and the reason of its row."""
     case = workload.case
     unsupported = strategy.supports(case, bench.device)
+    untimed = strategy.untimed(bench.device)
+    answers: dict[str, object] = {"supports": unsupported, "untimed": untimed}
+    for method, answer in answers.items():
+        if not isinstance(answer, str | None):
+            return "failed", f"{method} returned {answer!r}; expected None or the reason why not"
     if unsupported is not None:
         return "unsupported", unsupported
     if bench.cache == "rotated":
         copies = copies_to_rotate(case.nbytes, bench.cache_bytes)
         if isinstance(copies, str):
             return "unsupported", copies
-    untimed = strategy.untimed(bench.device)
     budget_s = bench.call_budget_s * (1.0 if untimed is None else UNTIMED_SHARE)
     expected_s = estimate_call_s(strategy, case, bench.device)
     if expected_s > budget_s:

@@ -278,15 +278,22 @@ def missing_cases(plan: Plan, run: Run) -> list[Case]:
         # Killed while they were written, a case's rows may end anywhere.
         return len(own) == clocks * (2 if strategy.has_prepare() else 1)
 
+    def one_session(case: Case) -> bool:
+        names = [strategy.name for strategy in plan.strategies_for(case)]
+        return len({row.session for name in names for row in rows.get((case, name), [])}) == 1
+
     return [
         case
         for case in plan.in_order()
         if not all(done(case, strategy) for strategy in plan.strategies_for(case))
+        or not one_session(case)
     ]
 
 
 def _refuse_mixing(plan: Plan, info: RunInfo, here: Environment) -> None:
     found = differences(info.environment, here, same_device=True) + differing_limits(info, plan)
+    if set(info.floors_s) != set(plan.clocks):
+        found.append(f"clocks {sorted(info.floors_s)} (here {sorted(plan.clocks)})")
     if found:
         raise StoreError(
             f"the run was measured with {', '.join(found)}; expected the same, or --allow-mixed"

@@ -41,6 +41,9 @@ _MEMORY_SHARE = 0.9
 """Of the memory that is free when a worker starts: what it may take more on a CPU."""
 _NOBODY = -1
 _MOST_FRUITLESS = 3
+_START_S = 300.0
+"""The longest that a process may take to start: it imports torch, and measures a copy."""
+_LAST_WORDS_S = 5.0
 _SET_PDEATHSIG = 1
 
 
@@ -65,8 +68,10 @@ class _Portable:
 
     @classmethod
     def of(cls, strategy: Strategy) -> "_Portable":
-        if registry.is_registered(strategy):
-            return cls(strategy.name, registry.file_of(strategy), None)
+        file = registry.file_of(strategy)
+        built_in = type(strategy).__module__.startswith("kvbench.strategies.")
+        if registry.is_registered(strategy) and (file is not None or built_in):
+            return cls(strategy.name, file, None)
         return cls(strategy.name, None, pickle.dumps(strategy))
 
 
@@ -98,6 +103,7 @@ class Worker:
             daemon=True,
         )
         self._process.start()
+        self._ready = False
         theirs.close()
 
     @property
@@ -109,7 +115,8 @@ class Worker:
         """
         if self._machine is None:
             try:
-                self._machine = self._receive()
+                self._machine = self._receive(max(self._hang_s, _START_S))
+                self._ready = True
             except EOFError:
                 raise WorkerEnded(*self._epitaph()) from None
             except _Hung as hung:
@@ -128,12 +135,15 @@ class Worker:
         Raises:
             WorkerEnded: The process ended; there is a fresh one already.
         """
-        _ = self.machine  # it is the first thing that a worker says
-        self._touch()
+        _ = self.machine  # it is the first thing that the first worker says
         indices = [self._names.index(strategy.name) for strategy in strategies]
         try:
+            if not self._ready:
+                self._receive(max(self._hang_s, _START_S))
+                self._ready = True
+            self._touch()
             self._pipe.send((case, indices))
-            rows: list[Result] = self._receive()
+            rows: list[Result] = self._receive(self._hang_s)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             end = WorkerEnded(*self._epitaph())
         except DeviceLostError as error:
@@ -159,15 +169,15 @@ class Worker:
         self._process.join()
         self._pipe.close()
 
-    def _receive(self) -> Any:  # noqa: ANN401 - a Machine, or rows
+    def _receive(self, limit_s: float) -> Any:  # noqa: ANN401 - a Machine, or rows
         while not self._pipe.poll(_LOOK_EVERY_S):
             if not self._process.is_alive() and not self._pipe.poll(0):
                 raise EOFError
             since = time.monotonic() - self._marker[1]
-            if since > self._hang_s:
+            if since > limit_s:
                 raise _Hung(
                     f"no sign of life for {format_duration(since)}, over the "
-                    f"{format_duration(self._hang_s)} that a step may take; it was ended"
+                    f"{format_duration(limit_s)} that a step may take; it was ended"
                 )
         answer = self._pipe.recv()
         if isinstance(answer, Exception):
@@ -183,8 +193,10 @@ class Worker:
 
     def _epitaph(self) -> tuple[int | None, Status, str]:
         index = self._turn()
-        self._process.join()
-        code = self._process.exitcode or 0
+        self._process.join(_LAST_WORDS_S)
+        if self._process.exitcode is None:  # it closed the pipe and lives on
+            return index, "crashed", "the process that it ran in no longer answers; it was ended"
+        code = self._process.exitcode
         how = f"exit code {code}"
         if code < 0:
             with suppress(ValueError):
@@ -212,7 +224,7 @@ def _serve(
         strategies = _unpack(portable)
         if machine is None:
             machine = examine(settings)
-            pipe.send(machine)
+        pipe.send(machine)  # ready
         position = {id(strategy): index for index, strategy in enumerate(strategies)}
 
         def on_step(strategy: Strategy | None, step: str) -> None:
