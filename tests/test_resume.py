@@ -31,6 +31,9 @@ from kvbench.strategies.base import Strategy
 from kvbench.sweep.runner import Ended, Plan, missing_cases, run_sweep
 from kvbench.timing import bandwidth
 
+# Runs are shared between tests: xdist is to give them all to one process.
+pytestmark = pytest.mark.xdist_group("resume")
+
 SEED = 20
 CHAINS = 2
 """Chains of killed runs go on side by side."""
@@ -59,9 +62,6 @@ from kvbench.pool import flat_slots_view, slot_mapping
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.timing import bandwidth
-
-# Runs are shared between tests: xdist is to give them all to one process.
-pytestmark = pytest.mark.xdist_group("resume")
 
 HERE = Path(__file__).parent
 if multiprocessing.parent_process() is not None:

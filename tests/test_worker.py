@@ -31,6 +31,9 @@ from kvbench.sweep.worker import Worker
 from kvbench.timing.clocks import Floor, WallClock
 from kvbench.timing.rounds import StoppingRule
 
+# Runs are shared between tests: xdist is to give them all to one process.
+pytestmark = pytest.mark.xdist_group("worker")
+
 HANG_S = 8.0
 """What a strategy's step may take here."""
 START_S = 120.0
@@ -53,9 +56,6 @@ from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.sweep import measure, worker
 from kvbench.timing import bandwidth
-
-# Runs are shared between tests: xdist is to give them all to one process.
-pytestmark = pytest.mark.xdist_group("worker")
 
 HERE = Path(__file__).parent
 IN_WORKER = multiprocessing.parent_process() is not None
