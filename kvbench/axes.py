@@ -26,7 +26,7 @@ _ALIASES: Mapping[str, Mapping[str, str]] = {
         "float8_e4m3fn": "fp8_e4m3",
         "float8_e5m2": "fp8_e5m2",
     },
-    "layout": {"nhd": "NHD", "hnd": "HND", "mla": "MLA"},
+    "layout": {name.lower(): name for name in WORDS["layout"]},
 }
 """Other names for values, by axis."""
 _MLA_SHAPE = {"num_kv_heads": 1, "head_dim": 576}
@@ -144,11 +144,34 @@ class Axes:
         """These axes with every axis that `other` names replaced by its values there."""
         return Axes(tuple({**dict(self.values), **dict(other.values)}.items()))
 
-    def expand(self) -> tuple[Case, ...]:
+    def refuse_without_effect(self, cases: Iterable[Case]) -> None:
+        """Refuse an axis of which no case has any of the values: it means nothing in any of them.
+
+        Raises:
+            InputError: The message names the axis.
+        """
+        found = list(cases)
+        if not found:
+            return
+        for name, values in self.values:
+            if not any(getattr(case, name) in values for case in found):
+                case = found[0]
+                why = without_meaning(case.op, case.layout, case.cache_dtype).get(
+                    name, "these axes"
+                )
+                raise InputError(
+                    f"axis {name}={','.join(map(str, values))} has no effect with {why}; "
+                    "expected axes that give it a meaning"
+                )
+
+    def expand(self, *, lenient: bool = False) -> tuple[Case, ...]:
         """Every case of the product, in a stable order, each once.
 
         An axis without meaning for a case has its default there (a read has no padding). Unless
         they are named, num_heads follows num_kv_heads, and an MLA pool has rows of its usual shape.
+
+        Args:
+            lenient: Leave points out whose values don't go together, unless none is left.
 
         Raises:
             InputError: Two axes have values that don't go together.
@@ -160,6 +183,7 @@ class Axes:
             if name in named or name != "num_heads"
         }
         cases: dict[Case, None] = {}
+        first: InputError | None = None
         for point in itertools.product(*columns.values()):
             fields = dict(zip(columns, point, strict=True))
             if fields["layout"] == "MLA":
@@ -168,8 +192,37 @@ class Axes:
             op, layout, cache_dtype = (str(fields[n]) for n in ("op", "layout", "cache_dtype"))
             for name in without_meaning(op, layout, cache_dtype):
                 fields[name] = DEFAULTS[name]
-            cases[Case(**fields)] = None  # type: ignore[arg-type]
+            try:
+                cases[Case(**fields)] = None  # type: ignore[arg-type]
+            except InputError as error:
+                if not lenient:
+                    raise
+                first = first or error
+        if first is not None and not cases:
+            raise first
         return tuple(cases)
+
+
+def override_all(grids: Iterable[Axes], other: Axes) -> tuple[Case, ...]:
+    """The cases of several sweeps in which every axis that `other` names is replaced.
+
+    Points of a grid that don't go with the new values are left out: nobody asked for them.
+
+    Raises:
+        InputError: None is left; the message is that of the first.
+    """
+    cases: dict[Case, None] = {}
+    first: InputError | None = None
+    for grid in grids:
+        try:
+            found = grid.override(other).expand(lenient=bool(other.values))
+        except InputError as error:
+            first = first or error
+            continue
+        cases.update(dict.fromkeys(found))
+    if first is not None and not cases:
+        raise first
+    return tuple(cases)
 
 
 def expand_all(grids: Iterable[Axes]) -> tuple[Case, ...]:

@@ -20,8 +20,12 @@ DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 QUANTISED_BYTES: Mapping[str, int] = {"fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
 CACHE_DTYPES = ("auto", *QUANTISED_BYTES)
 KV_SCALES = ("per_tensor", "per_head", "per_token")
+MOST = 2**48
+"""The largest number that a field may have: more than any address."""
 SCALE_BYTES = 4
 """Of one float32 scale."""
+_ENTRY_BYTES = 40
+"""Of a number in a Python list."""
 _PACK_BYTES = 16
 """Bytes of one vector of x-packed K."""
 
@@ -192,6 +196,18 @@ class Case:
         rows, slots = self.moved()
         return rows * self.row_bytes + slots * self.slot_bytes
 
+    @property
+    def least_bytes(self) -> int:
+        """Memory that the case needs at the very least, on the device or in the scheduler's lists.
+
+        It is known without making any of it.
+        """
+        blocks = (self.start_pos + self.seq_len) // self.block_size
+        own = max(blocks - self.shared_blocks - self.missing_blocks, 0)
+        pools = self.batch * own * self.block_size * self.slot_bytes
+        lists = self.batch * (2 + blocks + self.table_padding) * _ENTRY_BYTES
+        return pools + lists + (self.tokens + self.padding) * self.row_bytes
+
     def moved(self) -> tuple[int, int]:
         """Rows of K and V, and different slots of the pool, that one call moves."""
         if not (self.shared_blocks or self.missing_blocks):
@@ -319,11 +335,13 @@ def one_of(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Refuse what is no integer, or one that is too small.
+    """Refuse what is no integer, or one that is too small, or beyond any machine.
 
     Raises:
-        InputError: The message names the value and the least.
+        InputError: The message names the value and what was expected.
     """
     # bool is an int to Python and a mistake to a user.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{name}={value!r}: expected an integer, {least} or more")
+    if value > MOST:
+        raise InputError(f"{name}={value!r}: expected {MOST} or less")

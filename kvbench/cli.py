@@ -5,6 +5,7 @@ what was asked and a strategy was wrong, or failed.
 """
 
 import datetime
+import math
 import os
 import shlex
 import sys
@@ -17,7 +18,7 @@ import click
 from rich.console import Console
 
 import kvbench
-from kvbench.axes import AXES, Axes, expand_all
+from kvbench.axes import AXES, Axes, expand_all, override_all
 from kvbench.cases import OPS, Case
 from kvbench.errors import InputError, KvbenchError
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
@@ -43,6 +44,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _AXIS_HELP = "An axis and its values, as seq_len=1:8192:*2 or block_size=16,32. Repeatable."
 _STRATEGY_HELP = 'A strategy, or a pattern as "write.*". Repeatable; all by default.'
+
+
+class _Finite(click.FloatRange):
+    """A range of numbers; NaN, which compares with none, is outside of it."""
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
 
 
 def _sweep_options(command: F) -> F:
@@ -83,13 +96,13 @@ def cli() -> None:
 )
 @click.option(
     "--cell-seconds",
-    type=click.FloatRange(min=0.001),
+    type=_Finite(min=0.001),
     help="Most seconds of sampling per strategy, case and phase.",
 )
 @click.option(
     "--call-budget",
     "call_budget_s",
-    type=click.FloatRange(min=0.001),
+    type=_Finite(min=0.001),
     default=1.0,
     show_default=True,
     help="Most seconds that one call may take; slower strategies get a row that says so.",
@@ -136,14 +149,14 @@ def cli() -> None:
 @click.option(
     "--time-budget",
     "time_budget_s",
-    type=click.FloatRange(min=0),
+    type=_Finite(min=0),
     metavar="SECONDS",
     help="Begin no case later than this; --resume measures the rest.",
 )
 @click.option(
     "--hang-after",
     "hang_s",
-    type=click.FloatRange(min=1),
+    type=_Finite(min=1),
     default=300.0,
     show_default=True,
     metavar="SECONDS",
@@ -208,6 +221,7 @@ def run(
     else:
         named = named or suited
         cases = named.cases(overrides)
+    overrides.refuse_without_effect(cases)
     ops = {strategy.op for strategy in strategies}
     plan = Plan(
         cases=shard_of([case for case in cases if case.op in ops], seed, *_shard(shard)),
@@ -334,9 +348,10 @@ def check(
     """
     given = Axes.parse(axes)
     if exhaustive:
-        cases = expand_all(grid.override(given) for grid in EXHAUSTIVE_GRIDS)
+        cases = override_all(EXHAUSTIVE_GRIDS, given)
     else:
         cases = given.expand() if axes else expand_all(CHECK_GRIDS)
+    given.refuse_without_effect(cases)
 
     from kvbench import devices
     from kvbench.report.tables import check_table, matrix_table

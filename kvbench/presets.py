@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvbench.axes import Axes, expand_all
+from kvbench.axes import Axes, override_all
 from kvbench.cases import Case
 from kvbench.errors import unknown
 
@@ -20,7 +20,7 @@ class Preset:
 
     def cases(self, overrides: Axes | None = None) -> tuple[Case, ...]:
         """The preset's cases, with every axis that `overrides` names replaced in each grid."""
-        return expand_all(g.override(overrides) if overrides else g for g in self.grids)
+        return override_all(self.grids, overrides or Axes(()))
 
 
 def _preset(name: str, summary: str, cell_seconds: float, *grids: str) -> Preset:

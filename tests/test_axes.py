@@ -1,16 +1,19 @@
 """The axes of a sweep, and its presets."""
 
 import dataclasses
+import re
 
 import pytest
 from drawn import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, Axes, expand_all
+from kvbench.axes import AXES, Axes, expand_all, override_all
+from kvbench.blocks import place
 from kvbench.cases import DEFAULTS, LEAST, OPS, WORDS, WRITE_ONLY, Case
 from kvbench.errors import InputError
 from kvbench.presets import CHECK_GRIDS, PRESETS, get_preset
+from kvbench.workload import required_bytes
 
 
 def values_of(text: str) -> tuple[int | str, ...]:
@@ -309,3 +312,48 @@ def test_the_check_grids_reach_every_value_of_every_word_axis():
     expanded = expand_all(CHECK_GRIDS)
     for axis, words in WORDS.items():
         assert {getattr(case, axis) for case in expanded} == set(words)
+
+
+# Axes over grids, and axes that do nothing.
+
+
+@pytest.mark.parametrize(
+    ("texts", "named"),
+    [
+        (["kv_scale=per_head"], "axis kv_scale=per_head has no effect with cache_dtype=auto"),
+        (["rope_dim=8,16"], "axis rope_dim=8,16 has no effect with layout=NHD"),
+        (["op=read", "padding=3"], "axis padding=3 has no effect with op=read"),
+    ],
+)
+def test_an_axis_that_means_nothing_in_any_case_is_refused(texts, named):
+    axes = Axes.parse(texts)
+    with pytest.raises(InputError, match=re.escape(named)):
+        axes.refuse_without_effect(axes.expand())
+
+
+def test_an_axis_that_means_something_in_one_case_is_taken():
+    for texts in (["padding=3"], ["kv_scale=per_head", "cache_dtype=auto,int8"], ["rope_dim=64"]):
+        axes = Axes.parse(texts)
+        axes.refuse_without_effect(axes.expand())
+
+
+def test_points_of_a_grid_that_do_not_go_with_an_override_are_left_out():
+    grids = [Axes.parse([t, "num_kv_heads=1,8"]) for t in ("head_dim=16,576", "head_dim=33")]
+    found = override_all(grids, Axes.parse(["layout=MLA"]))
+    # 16 has no room for a k_pe of 64, 33 neither, and MLA has one head.
+    assert {(case.head_dim, case.num_kv_heads) for case in found} == {(576, 1)}
+    with pytest.raises(InputError, match="head_dim=33 with layout=MLA"):
+        override_all(grids[1:], Axes.parse(["layout=MLA", "num_kv_heads=1"]))
+    assert override_all(grids, Axes(())) == expand_all(grids)
+
+
+def test_no_number_is_beyond_any_machine():
+    with pytest.raises(InputError, match=r"seq_len=9{30}: expected \d+ or less"):
+        Axes.parse(["seq_len=" + 30 * "9"])
+
+
+@given(cases())
+def test_the_least_bytes_of_a_case_are_no_more_than_it_needs(case):
+    assert case.least_bytes <= required_bytes(case, place(case)) + 40 * (
+        sum(len(table) + 2 for table in place(case).block_tables)
+    )

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from kvbench import oracle
+from kvbench.blocks import place
 from kvbench.cases import Case
+from kvbench.devices import free_bytes
 from kvbench.results import Status
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.measure import one_line, repro
-from kvbench.workload import build
+from kvbench.units import format_bytes
+from kvbench.workload import build, required_bytes
 
 Cell = tuple[str, str, str]
 """A strategy, a layout, and a dtype: the pool's where it is quantised, else that of K and V."""
@@ -48,6 +51,12 @@ def check_case(case: Case, strategy: Strategy, device: torch.device) -> tuple[St
     reason = strategy.supports(case, device)
     if reason is not None:
         return "unsupported", reason
+    free = free_bytes(device)
+    needed = case.least_bytes
+    if needed <= free:
+        needed = required_bytes(case, place(case))
+    if needed > free:
+        return "does not fit", f"needs {format_bytes(needed)}; {format_bytes(free)} are free"
     try:
         mismatch = oracle.check(strategy, build(case, device))
     except Exception as error:  # noqa: BLE001 - any failure of a strategy is its result
@@ -81,14 +90,14 @@ def check_all(
             counts[strategy.name][status] += 1
             dtype = case.cache_dtype if case.quantised else case.dtype
             cells[strategy.name, case.layout, dtype][
-                reason if status == "unsupported" else status
+                reason if status in {"unsupported", "does not fit"} else status
             ] += 1
-            if status == "unsupported":
-                unsupported[strategy.name, reason] += 1
+            if status in {"unsupported", "does not fit"}:
+                unsupported[strategy.name, f"{status}: {reason}"] += 1
             elif status != "checked":
                 command = repro(case, strategy, device).replace(" run ", " check ", 1)
                 faults.append(f"{strategy.name} {status}: {reason}\n  {command}")
         on_case(case)
     notes = [f"{s.name}: {s.untimed(device)}" for s in strategies if s.untimed(device)]
-    notes += [f"{n}: unsupported in {k} cases: {why}" for (n, why), k in unsupported.items()]
+    notes += [f"{name}, {count} cases {why}" for (name, why), count in unsupported.items()]
     return CheckReport(counts, tuple(faults), tuple(notes), dict(cells))

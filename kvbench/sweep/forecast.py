@@ -31,7 +31,9 @@ def forecast(plan: Plan) -> Forecast:
     cells: dict[str, Counter[str]] = {s.name: Counter() for s in plan.strategies}
     largest, seconds = 0, 0.0
     for case in plan.cases:
-        needed = required_bytes(case, place(case))
+        needed = case.least_bytes
+        if needed <= free:
+            needed = required_bytes(case, place(case))
         fits = needed <= free
         largest = max(largest, needed if fits else 0)
         for strategy in plan.strategies_for(case):
