@@ -32,7 +32,7 @@ from kvbench.sweep.runner import Ended, Plan, missing_cases, run_sweep
 from kvbench.timing import bandwidth
 
 # Runs are shared between tests: xdist is to give them all to one process.
-pytestmark = pytest.mark.xdist_group("resume")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("resume")]
 
 SEED = 20
 CHAINS = 2

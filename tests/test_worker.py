@@ -32,7 +32,7 @@ from kvbench.timing.clocks import Floor, WallClock
 from kvbench.timing.rounds import StoppingRule
 
 # Runs are shared between tests: xdist is to give them all to one process.
-pytestmark = pytest.mark.xdist_group("worker")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("worker")]
 
 HANG_S = 8.0
 """What a strategy's step may take here."""
