@@ -343,5 +343,5 @@ def at_least(name: str, value: int, least: int) -> None:
     # bool is an int to Python and a mistake to a user.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{name}={value!r}: expected an integer, {least} or more")
-    if value > MOST:
+    if value > MOST and name != "seed":  # a seed is no size
         raise InputError(f"{name}={value!r}: expected {MOST} or less")

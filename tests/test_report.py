@@ -60,7 +60,7 @@ def test_each_setting_that_no_panel_shows_is_a_page_named_by_what_differs():
     ]
     assert [set(page.rows["dtype"]) for page in found] == [{"bf16"}, {"fp32"}, {"fp16"}]
     assert found[0].subtitle == "bf16, batch 1, head_dim 128, shuffled blocks"
-    assert found[2].subtitle == "fp16, head_dim 128, batch 4 (equal), shuffled blocks"
+    assert found[2].subtitle == "fp16, batch 4, equal lengths, head_dim 128, shuffled blocks"
 
 
 def test_a_subtitle_says_what_is_out_of_the_ordinary():
