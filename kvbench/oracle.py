@@ -113,9 +113,9 @@ def check(
 def _prepare(strategy: Strategy, workload: Workload) -> tuple[object, str]:
     fill(workload, _PREPARING)
     before = {name: bits(tensor) for name, tensor in workload.tensors().items()}
-    lists = _State(workload).lists
+    lists = _lists(workload)
     prepared = strategy.prepare(workload)
-    if _State(workload).lists != lists:
+    if _lists(workload) != lists:
         return prepared, "prepare changed the scheduler's lists; expected it to leave them alone"
     for name, tensor in workload.tensors().items():
         if not np.array_equal(bits(tensor), before[name]):
@@ -150,16 +150,21 @@ def recheck(strategy: Strategy, workload: Workload, prepared: object, version: i
     return _check_read(workload, before, output, places)
 
 
+def _lists(workload: Workload) -> dict[str, list[int] | list[list[int]]]:
+    """A copy of the scheduler's lists."""
+    return {
+        "block_tables": [list(table) for table in workload.block_tables],
+        "starts": list(workload.starts),
+        "lengths": list(workload.lengths),
+    }
+
+
 class _State:
     """The bits of everything a strategy is given, at one moment."""
 
     def __init__(self, workload: Workload) -> None:
         case = workload.case
-        self.lists = {
-            "block_tables": [list(table) for table in workload.block_tables],
-            "starts": list(workload.starts),
-            "lengths": list(workload.lengths),
-        }
+        self.lists = _lists(workload)
         self.rows = {
             "key": bits(workload.key).reshape(-1, case.num_kv_heads, case.key_dim),
             "value": bits(workload.value).reshape(-1, case.num_kv_heads, case.value_dim),

@@ -128,6 +128,18 @@ def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
     return copies * (pools + inputs) + 3 * pools + (11 if case.quantised else 2) * inputs
 
 
+def needed_bytes(case: Case, free: int, copies: int = 1) -> int:
+    """What `required_bytes` says of a case; of one too large to make its tables, a lower bound.
+
+    Args:
+        case: The case.
+        free: Bytes that there are.
+        copies: As in `required_bytes`.
+    """
+    least = case.least_bytes
+    return least if least > free else required_bytes(case, place(case), copies)
+
+
 def build(case: Case, device: torch.device, placement: Placement | None = None) -> Workload:
     """Allocate a case's tensors. Their contents are undefined until `fill` is called.
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from kvbench import oracle
-from kvbench.blocks import place
 from kvbench.cases import Case
 from kvbench.devices import free_bytes
 from kvbench.results import Status
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.measure import one_line, repro
 from kvbench.units import format_bytes
-from kvbench.workload import build, required_bytes
+from kvbench.workload import build, needed_bytes
 
 Cell = tuple[str, str, str]
 """A strategy, a layout, and a dtype: the pool's where it is quantised, else that of K and V."""
@@ -52,9 +51,7 @@ def check_case(case: Case, strategy: Strategy, device: torch.device) -> tuple[St
     if reason is not None:
         return "unsupported", reason
     free = free_bytes(device)
-    needed = case.least_bytes
-    if needed <= free:
-        needed = required_bytes(case, place(case))
+    needed = needed_bytes(case, free)
     if needed > free:
         return "does not fit", f"needs {format_bytes(needed)}; {format_bytes(free)} are free"
     try:

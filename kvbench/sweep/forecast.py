@@ -3,12 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from kvbench.blocks import place
 from kvbench.devices import free_bytes
 from kvbench.sweep.bench import select_clocks
 from kvbench.sweep.runner import Plan
 from kvbench.units import format_bytes
-from kvbench.workload import required_bytes
+from kvbench.workload import needed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,7 @@ def forecast(plan: Plan) -> Forecast:
     cells: dict[str, Counter[str]] = {s.name: Counter() for s in plan.strategies}
     largest, seconds = 0, 0.0
     for case in plan.cases:
-        needed = case.least_bytes
-        if needed <= free:
-            needed = required_bytes(case, place(case))
+        needed = needed_bytes(case, free)
         fits = needed <= free
         largest = max(largest, needed if fits else 0)
         for strategy in plan.strategies_for(case):

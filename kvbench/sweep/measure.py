@@ -12,7 +12,6 @@ import torch
 
 from kvbench import oracle
 from kvbench.analysis.statistics import CONFIDENCE
-from kvbench.blocks import place
 from kvbench.cases import Case
 from kvbench.devices import free_bytes, synchronize
 from kvbench.errors import KvbenchError
@@ -26,7 +25,7 @@ from kvbench.timing.cache import Flush, copies_to_rotate, rotation
 from kvbench.timing.clocks import Clock, ClockError, Floor
 from kvbench.timing.rounds import Sampling, StoppingRule, SubjectError, sample_rounds
 from kvbench.units import format_bytes, format_seconds
-from kvbench.workload import Workload, build, fill, required_bytes
+from kvbench.workload import Workload, build, fill, needed_bytes
 
 # Unix alone has it.
 resource: Any = importlib.import_module("resource") if find_spec("resource") else None
@@ -117,9 +116,9 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
         bench: Device, clocks and limits.
     """
     candidates = list(strategies)
-    needed, free = case.least_bytes, free_bytes(bench.device)
-    if needed <= free:  # so that its tables can be made, and tell what all of it needs
-        needed = _required_bytes(case, bench)
+    free = free_bytes(bench.device)
+    copies = copies_to_rotate(case.nbytes, bench.cache_bytes) if bench.cache == "rotated" else 1
+    needed = needed_bytes(case, free, copies if isinstance(copies, int) else 1)
     if needed > free:
         reason = f"needs {format_bytes(needed)}; {format_bytes(free)} are free on {bench.device}"
         return [_refusal(case, s, bench, "does not fit", reason) for s in candidates]
@@ -155,11 +154,6 @@ def _refuse_lost_device(error: BaseException, bench: Bench) -> None:
         synchronize(bench.device)
     except RuntimeError:
         raise DeviceLostError(one_line(error)) from error
-
-
-def _required_bytes(case: Case, bench: Bench) -> int:
-    copies = copies_to_rotate(case.nbytes, bench.cache_bytes) if bench.cache == "rotated" else 1
-    return required_bytes(case, place(case), copies if isinstance(copies, int) else 1)
 
 
 def _refusal(case: Case, strategy: Strategy, bench: Bench, status: Status, reason: str) -> Result:
