@@ -23,7 +23,7 @@ from kvbench.cases import OPS, Case
 from kvbench.errors import InputError, KvbenchError
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
 from kvbench.results import RETRIED, CacheState
-from kvbench.store import PLOTS_FOLDER, Run, claim, has_run, load
+from kvbench.store import PLOTS_FOLDER, Run, has_run, load, reserve
 from kvbench.units import format_bytes, format_duration
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for torch
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for
     from kvbench.report.tables import Table
     from kvbench.results import Result
     from kvbench.strategies.base import Strategy
+    from kvbench.sweep.cluster import Cluster
     from kvbench.sweep.runner import Plan
 
 # In a log or a pipe there is no width to fit; tables then take what they need, within reason.
@@ -168,6 +169,12 @@ def cli() -> None:
     help="Measure only the Kth of N parts of the sweep; `kvbench merge` joins them.",
 )
 @click.option(
+    "--ray",
+    "address",
+    metavar="ADDRESS",
+    help="Measure on the machines of a Ray cluster: its address, as auto or HOST:6379, or local.",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Say what would be measured, what is left out and why, and how long it takes at most.",
@@ -193,6 +200,7 @@ def run(
     time_budget_s: float | None,
     hang_s: float,
     shard: str | None,
+    address: str | None,
     *,
     resume: bool,
     mixed: bool,
@@ -214,55 +222,71 @@ def run(
     from kvbench.sweep.runner import Plan, shard_of
 
     strategies = _strategies(patterns, files)
-    target = devices.resolve(device)
-    suited = PRESETS["cpu" if target.type == "cpu" else "gpu"]
-    if named is None and axes:
-        cases = overrides.expand()
-    else:
-        named = named or suited
-        cases = named.cases(overrides)
-    overrides.refuse_without_effect(cases)
-    ops = {strategy.op for strategy in strategies}
-    plan = Plan(
-        cases=shard_of([case for case in cases if case.op in ops], seed, *_shard(shard)),
-        strategies=strategies,
-        device=target,
-        command=_command_line(),
-        preset=named.name if named else None,
-        seed=seed,
-        cell_seconds=cell_seconds or (named or suited).cell_seconds,
-        call_budget_s=call_budget_s,
-        layers=layers,
-        clocks=tuple(clock.name for clock in select_clocks(target, clock_names)),
-        cache=cache,
-    )
-    if not plan.cases:
-        raise InputError(
-            "nothing to measure: none of these strategies does any of these cases' ops; "
-            f"expected strategies of: {', '.join(sorted({case.op for case in cases}))}"
-        )
-    if dry_run:
-        _forecast(plan)
-        return
+    _refuse_beside_ray(address, mixed=mixed, dry_run=dry_run, in_process=in_process)
     if resume and out is None:
         raise InputError("--resume without --out: expected the folder of the run, as -o results/R")
-    folder = out or _new_folder(target)
-    if not (resume and has_run(folder)):
-        claim(folder)
+
+    def plan_on(target: "torch.device", clocks: tuple[str, ...]) -> Plan:
+        suited = PRESETS["cpu" if target.type == "cpu" else "gpu"]
+        chosen = named if named or axes else suited
+        cases = chosen.cases(overrides) if chosen else overrides.expand()
+        overrides.refuse_without_effect(cases)
+        ops = {strategy.op for strategy in strategies}
+        plan = Plan(
+            cases=shard_of([case for case in cases if case.op in ops], seed, *_shard(shard)),
+            strategies=strategies,
+            device=target,
+            command=_command_line(),
+            preset=chosen.name if chosen else None,
+            seed=seed,
+            cell_seconds=cell_seconds or (chosen or suited).cell_seconds,
+            call_budget_s=call_budget_s,
+            layers=layers,
+            clocks=clocks,
+            cache=cache,
+        )
+        if not plan.cases:
+            raise InputError(
+                "nothing to measure: none of these strategies does any of these cases' ops; "
+                f"expected strategies of: {', '.join(sorted({case.op for case in cases}))}"
+            )
+        return plan
+
+    limits: dict[str, Any] = {"hang_s": hang_s, "time_budget_s": time_budget_s, "resume": resume}
+    if address is not None:
+        from kvbench.sweep.cluster import connect
+
+        with connect(address) as cluster:
+            plan = plan_on(cluster.device(device), clock_names)
+            folder = out or _new_folder(plan.device)
+            runs = _sweep_fleet(plan, cluster, folder, **limits)
+    else:
+        target = devices.resolve(device)
+        plan = plan_on(target, tuple(clock.name for clock in select_clocks(target, clock_names)))
+        if dry_run:
+            _forecast(plan)
+            return
+        folder = out or _new_folder(target)
+        if not (resume and has_run(folder)):
+            reserve(folder, plan.most_rows(plan.cases)).release()
+        _say_plan(plan, folder)
+        _sweep(plan, folder, isolate=not in_process, mixed=mixed, **limits)
+        runs = (folder,)
+    _report(runs, layers)
+
+
+def _refuse_beside_ray(address: str | None, **others: bool) -> None:
+    for name, given in others.items():
+        if address is not None and given:
+            option = {"mixed": "--allow-mixed"}.get(name, f"--{name.replace('_', '-')}")
+            raise InputError(f"--ray with {option}: expected one of them")
+
+
+def _say_plan(plan: "Plan", folder: Path) -> None:
     _say(
-        f"{len(plan.cases)} cases, {plan.rows()} strategy timings on {target}"
-        f"{f', preset {named.name}' if named else ''}, into {folder}"
+        f"{len(plan.cases)} cases, {plan.rows()} strategy timings on {plan.device}"
+        f"{f', preset {plan.preset}' if plan.preset else ''}, into {folder}"
     )
-    _sweep(
-        plan,
-        folder,
-        isolate=not in_process,
-        resume=resume,
-        mixed=mixed,
-        hang_s=hang_s,
-        time_budget_s=time_budget_s,
-    )
-    _report(folder, layers)
 
 
 def _shard(text: str | None) -> tuple[int, int]:
@@ -289,18 +313,24 @@ def _forecast(plan: "Plan") -> None:
 
 def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 - run_sweep's own
     """Measure, with progress; say how it ended and how to go on."""
+    from kvbench.analysis.remaining import Remaining
     from kvbench.sweep.runner import run_sweep
 
     started = time.monotonic()
     with _meter(len(plan.cases)) as meter:
 
         def on_case(case: Case, _: Sequence["Result"]) -> None:
-            meter.advance(f"{case.op} seq_len={case.seq_len} batch={case.batch}")
+            left_s = remaining.done(case)
+            meter.advance(f"{case.op} seq_len={case.seq_len} batch={case.batch}", left_s)
 
-        def on_begin(missing: int) -> None:
-            if missing < len(plan.cases):
-                _say(f"{missing} of {len(plan.cases)} cases to measure")
-            meter.expect(missing)
+        def on_begin(missing: Sequence[Case]) -> None:
+            nonlocal remaining
+            if len(missing) < len(plan.cases):
+                _say(f"{len(missing)} of {len(plan.cases)} cases to measure")
+            meter.expect(len(missing))
+            remaining = Remaining(missing)  # from now: what came before was no case
+
+        remaining = Remaining(plan.cases)
 
         try:
             ended = run_sweep(plan, folder, on_case, on_begin=on_begin, **options)
@@ -314,17 +344,47 @@ def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 
         _say(f"{ended.left} cases left ({ended.why}); to go on: {_resume_command(folder)}")
 
 
-def _report(folder: Path, layers: int) -> None:
-    """Tables and plots of a run; exit code 1 if a strategy was wrong or failed."""
+def _sweep_fleet(
+    plan: "Plan",
+    cluster: "Cluster",
+    folder: Path,
+    **options: Any,  # noqa: ANN401 - run_fleet's own
+) -> tuple[Path, ...]:
+    """Measure on a cluster, with progress; the folders of the runs."""
+    from kvbench.sweep.fleet import Told, run_fleet
+
+    started = time.monotonic()
+    _say_plan(plan, folder)
+    with _meter(len(plan.cases)) as meter:
+        told = Told(
+            on_begin=meter.expect,
+            on_case=lambda case, _: meter.advance(f"{case.op} seq_len={case.seq_len}"),
+            on_note=_say,
+        )
+        try:
+            ended = run_fleet(plan, cluster, folder, told, **options)
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; to go on: {_resume_command(folder)}") from None
+    _say(f"{ended.measured} cases measured in {format_duration(time.monotonic() - started)}.")
+    if ended.left:
+        _say(f"{ended.left} cases left ({ended.why}); to go on: {_resume_command(folder)}")
+    return ended.folders
+
+
+def _report(folders: Iterable[Path], layers: int) -> None:
+    """Tables and plots of runs; exit code 1 if a strategy was wrong or failed."""
     from kvbench.report.tables import environment_line
 
-    done = _load(folder)
-    frame = _frame(done)
-    _print_tables(frame, layers, markdown=False)
-    _print_untimed(frame)
-    _say(environment_line(done.info))
-    _save_plots(done, frame, folder / PLOTS_FOLDER)
-    _exit_if_wrong(frame)
+    frames = []
+    for folder in folders:
+        done = _load(folder)
+        frames.append(_frame(done))
+        _print_tables(frames[-1], layers, markdown=False)
+        _print_untimed(frames[-1])
+        _say(environment_line(done.info))
+        _save_plots(done, frames[-1], folder / PLOTS_FOLDER)
+    for frame in frames:
+        _exit_if_wrong(frame)
 
 
 @cli.command()

@@ -178,6 +178,8 @@ class Environment:
     """The runtime that torch was built for, as "CUDA 13.0"; None on a CPU."""
     gpu: dict[str, str | int | float | None]
     """What NVML says of the GPU: driver, UUID, clocks, power limit, ECC, MIG; empty on a CPU."""
+    host: str | None = None
+    """Which machine of a cluster; None where it was measured on the machine that asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,12 +196,14 @@ class CopyBandwidth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """A later session of a run."""
+    """A later session of a run, or another machine's part of it."""
 
     created: str
     """ISO 8601, UTC."""
     command: str
     environment: Environment
+    copy_bandwidth: CopyBandwidth | None = None
+    """What this session measured, and its rows' copy_share refers to; None in older runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ _OF_ENVIRONMENT = (
     *("kvbench", "git_commit", "git_dirty", "python", "torch", "triton"),
     *("os", "architecture", "cpu", "device_name", "device_runtime"),
 )
-_OF_ONE_DEVICE = ("device",)
+_OF_ONE_DEVICE = ("device", "host")
 _OF_RUN = ("cache", "seed", "cell_seconds", "call_budget_s")
 _OF_GPU = ("driver",)
 _OF_ONE_GPU = ("uuid",)
@@ -89,6 +89,7 @@ def merge(folder: Path, runs: Sequence[Run], command: str, *, mixed: bool) -> Ru
                         created=run.info.created,
                         command=run.info.command,
                         environment=run.info.environment,
+                        copy_bandwidth=run.info.copy_bandwidth,
                     )
                 )
             for row in run.results:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import msgspec
 
 from kvbench.errors import InputError, StoreError
 from kvbench.results import SCHEMA_VERSION, Result, Resumption, RunInfo
+from kvbench.units import format_bytes
 
 RUN_FILE = "run.json"
 ROWS_FILE = "rows.jsonl"
@@ -76,36 +78,67 @@ class Lock:
         self.release()
 
 
-def reserve(folder: Path) -> Lock:
-    """Claim a folder, and keep others from it.
+_ROW_BYTES = 4096
+"""Of a row on disk, at most: with all of its samples."""
+
+
+def reserve(folder: Path, rows: int = 0) -> Lock:
+    """Claim a folder, before anything is measured, and keep others from it.
+
+    Args:
+        folder: Empty, or not there yet.
+        rows: How many rows are to be written.
 
     Raises:
-        StoreError: The folder holds something already, can't be written to, or is another's.
-    """
-    claim(folder)
-    return Lock(folder)
-
-
-def claim(folder: Path) -> None:
-    """Make sure that a run can be written to `folder`, before anything is measured.
-
-    Raises:
-        StoreError: The folder holds something already, or can't be written to.
+        StoreError: The folder holds something already, can't be written to, has no room, or is
+            another's.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        _refuse_occupied(folder)
+        require_room(folder, rows)
+    except StoreError:
+        lock.release()
+        raise
+    return lock
+
+
+def _refuse_occupied(folder: Path) -> None:
+    try:
         occupied = any(path.name != _NEW_RUN_FILE for path in folder.iterdir())
         if not occupied:
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except OSError as error:
-        raise StoreError(
-            f"output folder {str(folder)!r}: {error.strerror}; expected a folder to write to"
-        ) from error
+        raise _unwritable(folder, error) from error
     if occupied:
-        what = "another run" if (folder / RUN_FILE).exists() else "other files"
+        what = "another run" if has_run(folder) else "other files"
         raise StoreError(
             f"output folder {str(folder)!r} holds {what}; expected an empty or a new folder"
+        )
+
+
+def _unwritable(folder: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"output folder {str(folder)!r}: {error.strerror}; expected a folder to write to"
+    )
+
+
+def require_room(folder: Path, rows: int) -> None:
+    """Refuse to begin what the disk has no room for.
+
+    Raises:
+        StoreError: The disk of the folder has less room than so many rows may take.
+    """
+    free, needed = shutil.disk_usage(folder).free, rows * _ROW_BYTES
+    if needed > free:
+        raise StoreError(
+            f"output folder {str(folder)!r}: {format_bytes(free)} are free on its disk; expected "
+            f"room for {rows} rows, up to {format_bytes(needed)}"
         )
 
 
@@ -186,8 +219,11 @@ class RunWriter:
         new.write_bytes(encoded + b"\n")
         new.replace(self.folder / RUN_FILE)
 
-    def begin_session(self, resumption: Resumption) -> None:
+    def begin_session(self, resumption: Resumption) -> int:
         """Let what is appended from now on belong to a new session.
+
+        Returns:
+            Its number.
 
         Raises:
             StoreError: run.json can't be written.
@@ -198,9 +234,14 @@ class RunWriter:
             self._write_info()
         except OSError as error:
             raise StoreError(f"{self.folder / RUN_FILE}: {error.strerror}") from error
+        return self.session
 
-    def append(self, *results: Result) -> tuple[Result, ...]:
+    def append(self, *results: Result, session: int | None = None) -> tuple[Result, ...]:
         """Write the rows of a case at once.
+
+        Args:
+            results: The rows.
+            session: Which session measured them; the last one begun if None.
 
         Returns:
             The rows as they are on disk.
@@ -208,7 +249,8 @@ class RunWriter:
         Raises:
             StoreError: The disk took no more, or not the whole row.
         """
-        rows = tuple(dataclasses.replace(row, session=self.session) for row in results)
+        number = self.session if session is None else session
+        rows = tuple(dataclasses.replace(row, session=number) for row in results)
         lines = b"".join(self._encoder.encode(row) + b"\n" for row in rows)
         try:
             count = self._rows.write(lines)

@@ -17,7 +17,7 @@ from made import SAMPLES_S, contents, measurement, result, run_folder, run_info
 
 from kvbench.errors import StoreError
 from kvbench.results import SCHEMA_VERSION, Result
-from kvbench.store import ROWS_FILE, RUN_FILE, RunWriter, claim, load
+from kvbench.store import ROWS_FILE, RUN_FILE, RunWriter, load, reserve
 
 ROWS = tuple(result(samples_s=[sample * n for sample in SAMPLES_S], seq_len=n) for n in (1, 2, 3))
 
@@ -211,6 +211,10 @@ def test_no_folder(tmp_path):
 def test_a_file_is_no_run(tmp_path):
     (tmp_path / "file").touch()
     assert str(tmp_path / "file") in message_of(load, tmp_path / "file")
+
+
+def claim(folder, rows=0):
+    reserve(folder, rows).release()
 
 
 def test_claim_makes_the_folder_and_leaves_nothing_in_it(tmp_path):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -23,14 +23,17 @@ from kvbench.results import (
     Result,
     Resumption,
     RunInfo,
-    Status,
 )
 from kvbench.sessions import differences, differing_limits
-from kvbench.store import Run, RunWriter, has_run, reserve
+from kvbench.store import Run, RunWriter, has_run, require_room, reserve
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.bench import Machine, Settings, examine, set_up
-from kvbench.sweep.measure import measure_case, repro
-from kvbench.sweep.worker import Worker, WorkerEnded
+from kvbench.sweep.measure import measure_case
+from kvbench.sweep.survive import Measurer, survive
+from kvbench.sweep.worker import Worker
+
+_MOST_CLOCKS = 4
+"""That any device has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,15 @@ class Plan:
         """The (case, strategy) pairs of the sweep."""
         return sum(len(self.strategies_for(case)) for case in self.cases)
 
+    def most_rows(self, cases: Sequence[Case]) -> int:
+        """The most rows that cases can have: one per strategy, phase and clock."""
+        clocks = len(self.clocks) or _MOST_CLOCKS
+        return sum(
+            clocks * (2 if strategy.has_prepare() else 1)
+            for case in cases
+            for strategy in self.strategies_for(case)
+        )
+
     def settings(self) -> Settings:
         """How the cases are measured."""
         return Settings(
@@ -79,23 +91,6 @@ class Plan:
         return cases
 
 
-class Measurer(Protocol):
-    """What measures cases: this process, or one that may end without ending the run."""
-
-    @property
-    def machine(self) -> Machine:
-        """What was found out about the device."""
-        ...
-
-    def measure(self, case: Case, strategies: Sequence[Strategy]) -> list[Result]:
-        """A case's rows."""
-        ...
-
-    def stop(self) -> None:
-        """Let go of what it holds."""
-        ...
-
-
 class InProcess:
     """Measures in this process: for a debugger, and for strategies that no other process has."""
 
@@ -115,7 +110,7 @@ class InProcess:
 class Told:
     """Who wants to know of a sweep's progress."""
 
-    on_begin: Callable[[int], None]
+    on_begin: Callable[[Sequence[Case]], None]
     on_case: Callable[[Case, Sequence[Result]], None]
 
 
@@ -141,7 +136,7 @@ def run_sweep(
     mixed: bool = False,
     hang_s: float = 300.0,
     time_budget_s: float | None = None,
-    on_begin: Callable[[int], None] = lambda _: None,
+    on_begin: Callable[[Sequence[Case]], None] = lambda _: None,
 ) -> Ended:
     """Measure every case of a plan into a run folder.
 
@@ -155,7 +150,7 @@ def run_sweep(
         mixed: Resume even on another machine, or with other versions or limits.
         hang_s: The longest that a step of an isolated process may take.
         time_budget_s: Begin no case later than this.
-        on_begin: Called before the first case with the number of cases.
+        on_begin: Called before the first case with all that are to be measured.
 
     Raises:
         StoreError: The folder holds something, or can't be written, or the run in it is of another
@@ -167,10 +162,10 @@ def run_sweep(
     start = _starter(plan, hang_s, isolate=isolate)
     if resume and has_run(folder):
         return _go_on(plan, folder, told, deadline, start, mixed=mixed)
-    with reserve(folder) as lock:
+    with reserve(folder, plan.most_rows(plan.cases)) as lock:
         measurer = start()
         try:
-            info = _run_info(plan, measurer.machine)
+            info = run_info(plan, measurer.machine)
             with RunWriter(folder, info, lock) as store:
                 return _measure_all(plan, plan.in_order(), store, measurer, told, deadline)
         finally:
@@ -197,17 +192,12 @@ def _go_on(
         missing = missing_cases(plan, run)
         if not missing:
             return Ended(run.info, 0, 0, "complete")
+        require_room(folder, plan.most_rows(missing))
         measurer = start()
         try:
             if not mixed:
-                _refuse_mixing(plan, run.info, measurer.machine.environment)
-            store.begin_session(
-                Resumption(
-                    created=_now(),
-                    command=plan.command,
-                    environment=measurer.machine.environment,
-                )
-            )
+                refuse_mixing(plan, run.info, measurer.machine.environment)
+            store.begin_session(session_of(plan, measurer.machine))
             return _measure_all(plan, missing, store, measurer, told, deadline)
         finally:
             measurer.stop()
@@ -221,42 +211,14 @@ def _measure_all(
     told: Told,
     deadline: float | None,
 ) -> Ended:
-    told.on_begin(len(cases))
+    told.on_begin(cases)
+    settings = plan.settings()
     for number, case in enumerate(cases):
         if deadline is not None and time.monotonic() >= deadline:
             return Ended(store.info, number, len(cases) - number, "time budget")
-        rows = store.append(*_survive(plan, case, measurer))
+        rows = store.append(*survive(case, plan.strategies, settings, measurer))
         told.on_case(case, rows)
     return Ended(store.info, len(cases), 0, "complete")
-
-
-def _survive(plan: Plan, case: Case, measurer: Measurer) -> list[Result]:
-    """A case's rows, whatever its strategies do: one that ends the process is left out from then.
-
-    The others are measured anew without it, so that their rounds stay complete.
-    """
-    left = plan.strategies_for(case)
-    lost: list[Result] = []
-    while True:
-        try:
-            return lost + (measurer.measure(case, left) if left else [])
-        except WorkerEnded as end:
-            blamed = left if end.index is None else [plan.strategies[end.index]]
-            lost += [_lost(plan, case, strategy, end.status, str(end)) for strategy in blamed]
-            left = [strategy for strategy in left if strategy not in blamed]
-
-
-def _lost(plan: Plan, case: Case, strategy: Strategy, status: Status, reason: str) -> Result:
-    return Result(
-        case=case,
-        strategy=strategy.name,
-        phase="run",
-        clock="wall",
-        cache=plan.cache,
-        status=status,
-        reason=reason,
-        repro=repro(case, strategy, plan.device, plan.settings().options()),
-    )
 
 
 def missing_cases(plan: Plan, run: Run) -> list[Case]:
@@ -290,8 +252,16 @@ def missing_cases(plan: Plan, run: Run) -> list[Case]:
     ]
 
 
-def _refuse_mixing(plan: Plan, info: RunInfo, here: Environment) -> None:
-    found = differences(info.environment, here, same_device=True) + differing_limits(info, plan)
+def refuse_mixing(
+    plan: Plan, info: RunInfo, here: Environment, *, same_device: bool = True
+) -> None:
+    """Refuse to go on with a run elsewhere, or with other versions or limits.
+
+    Raises:
+        StoreError: They differ; the message says in what.
+    """
+    found = differences(info.environment, here, same_device=same_device)
+    found += differing_limits(info, plan)
     if plan.clocks and set(info.floors_s) != set(plan.clocks):
         found.append(f"clocks {sorted(info.floors_s)} (here {sorted(plan.clocks)})")
     if found:
@@ -310,14 +280,26 @@ def shard_of(cases: Sequence[Case], seed: int, number: int, count: int) -> tuple
     return tuple(ordered[number - 1 :: count])
 
 
-def _now() -> str:
+def now() -> str:
+    """ISO 8601, UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _run_info(plan: Plan, machine: Machine) -> RunInfo:
+def session_of(plan: Plan, machine: Machine) -> Resumption:
+    """A later session of a run, on a machine."""
+    return Resumption(
+        created=now(),
+        command=plan.command,
+        environment=machine.environment,
+        copy_bandwidth=machine.copy_bandwidth,
+    )
+
+
+def run_info(plan: Plan, machine: Machine) -> RunInfo:
+    """What holds for every row of a new run."""
     return RunInfo(
         schema_version=SCHEMA_VERSION,
-        created=_now(),
+        created=now(),
         command=plan.command,
         preset=plan.preset,
         seed=plan.seed,

@@ -58,7 +58,7 @@ class WorkerEnded(KvbenchError):  # noqa: N818 - it says what became of the work
 
 
 @dataclass(frozen=True, slots=True)
-class _Portable:
+class Portable:
     """A strategy as it can be handed to another process."""
 
     name: str
@@ -67,7 +67,8 @@ class _Portable:
     """Where no registry has it."""
 
     @classmethod
-    def of(cls, strategy: Strategy) -> "_Portable":
+    def of(cls, strategy: Strategy) -> "Portable":
+        """A strategy by its name where the other process can look it up, else itself."""
         file = registry.file_of(strategy)
         built_in = type(strategy).__module__.startswith("kvbench.strategies.")
         if registry.is_registered(strategy) and (file is not None or built_in):
@@ -86,7 +87,7 @@ class Worker:
 
     def __init__(self, settings: Settings, strategies: Sequence[Strategy], hang_s: float) -> None:
         self._settings = settings
-        self._portable = [_Portable.of(strategy) for strategy in strategies]
+        self._portable = [Portable.of(strategy) for strategy in strategies]
         self._names = [strategy.name for strategy in strategies]
         self._hang_s = hang_s
         self._machine: Machine | None = None
@@ -212,7 +213,7 @@ def _serve(
     pipe: Connection,
     marker: Any,  # noqa: ANN401 - a shared array
     settings: Settings,
-    portable: Sequence[_Portable],
+    portable: Sequence[Portable],
     machine: Machine | None,
     runner: int,
 ) -> None:
@@ -221,7 +222,7 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the runner that is interrupted
     _limit_memory(settings.device)
     try:
-        strategies = _unpack(portable)
+        strategies = unpack(portable)
         if machine is None:
             machine = examine(settings)
         pipe.send(machine)  # ready
@@ -251,7 +252,12 @@ def _can_travel(error: Exception) -> bool:
         return False
 
 
-def _unpack(portable: Sequence[_Portable]) -> list[Strategy]:
+def unpack(portable: Sequence[Portable]) -> list[Strategy]:
+    """The strategies, in this process.
+
+    Raises:
+        InputError: A file that registers some is not here, or fails.
+    """
     registry.load_builtin()
     for file in dict.fromkeys(each.file for each in portable):
         if file is not None:

@@ -1,0 +1,72 @@
+"""A case's rows, whatever its strategies do to the process that measures them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from kvbench.cases import Case
+from kvbench.results import Result, Status
+from kvbench.strategies.base import Strategy
+from kvbench.sweep.bench import Machine, Settings
+from kvbench.sweep.measure import repro
+from kvbench.sweep.worker import WorkerEnded
+
+
+class Measurer(Protocol):
+    """What measures cases: this process, or one that may end without ending the run."""
+
+    @property
+    def machine(self) -> Machine:
+        """What was found out about the device."""
+        ...
+
+    def measure(self, case: Case, strategies: Sequence[Strategy]) -> list[Result]:
+        """A case's rows.
+
+        Raises:
+            WorkerEnded: The process ended; there is a fresh one.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+def survive(
+    case: Case, strategies: Sequence[Strategy], settings: Settings, measurer: Measurer
+) -> list[Result]:
+    """A case's rows: a strategy that ends the process is left out from then.
+
+    The others are measured anew without it, so that their rounds stay complete.
+
+    Args:
+        case: The case.
+        strategies: All that the measurer knows, in its order; those of other ops are passed over.
+        settings: How the measurer measures.
+        measurer: Who measures.
+    """
+    left = [strategy for strategy in strategies if strategy.op == case.op]
+    rows: list[Result] = []
+    while True:
+        try:
+            return rows + (measurer.measure(case, left) if left else [])
+        except WorkerEnded as end:
+            blamed = left if end.index is None else [strategies[end.index]]
+            rows += [lost(case, each, settings, end.status, str(end)) for each in blamed]
+            left = [strategy for strategy in left if strategy not in blamed]
+
+
+def lost(case: Case, strategy: Strategy, settings: Settings, status: Status, reason: str) -> Result:
+    """The row of a strategy whose process ended."""
+    return Result(
+        case=case,
+        strategy=strategy.name,
+        phase="run",
+        clock="wall",
+        cache=settings.cache,
+        status=status,
+        reason=reason,
+        repro=repro(case, strategy, torch.device(settings.device), settings.options()),
+    )
