@@ -317,6 +317,7 @@ def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 
     from kvbench.sweep.runner import run_sweep
 
     started = time.monotonic()
+    remaining = Remaining(())
     with _meter(len(plan.cases)) as meter:
 
         def on_case(case: Case, _: Sequence["Result"]) -> None:
@@ -329,8 +330,6 @@ def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 
                 _say(f"{len(missing)} of {len(plan.cases)} cases to measure")
             meter.expect(len(missing))
             remaining = Remaining(missing)  # from now: what came before was no case
-
-        remaining = Remaining(plan.cases)
 
         try:
             ended = run_sweep(plan, folder, on_case, on_begin=on_begin, **options)
