@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from kvbench.cases import Case
 from kvbench.workload import Workload, largest
 
 SMALLEST_SCALE = 2.0**-20
@@ -84,18 +85,44 @@ def loads(
     """What a read gives, from a way of gathering the slots of a pool [num_blocks, block_size, ...].
 
     Args:
-        workload: The workload.
+        workload: The workload; its outputs are not given.
         gather: Gives the slots of every token of a pool, [tokens, ...].
     """
+    return loads_into(workload, lambda pool, _: gather(pool))
 
-    def load(pool: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        slots = gather(pool)
+
+def loads_into(
+    workload: Workload, gather: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a read gives, as `loads`, from a way of gathering that can fill a tensor of the caller.
+
+    Args:
+        workload: The workload.
+        gather: Gives the slots of every token of a pool, [tokens, ...], in the tensor that it is
+            given with the pool, or in a new one if that is None.
+    """
+
+    def load(
+        pool: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor | None
+    ) -> torch.Tensor:
         if scale is None:
-            return slots
-        scales = gather(scale)[:, None] if workload.case.kv_scale == "per_token" else scale
+            return gather(pool, out)
+        slots = gather(pool, None)
+        scales = gather(scale, None)[:, None] if workload.case.kv_scale == "per_token" else scale
         return decode(slots, scales, workload.dtype)
 
+    key, value = workload.outputs or (None, None)
     return (
-        load(workload.key_pool, workload.key_scale),
-        load(workload.value_pool, workload.value_scale),
+        load(workload.key_pool, workload.key_scale, key),
+        load(workload.value_pool, workload.value_scale, value),
+    )
+
+
+def no_given_output(case: Case) -> str | None:
+    """None if `loads_into` can fill the outputs that a read is given, else why not."""
+    if case.output == "allocated" or not case.quantised:
+        return None
+    return (
+        f"output=given with cache_dtype={case.cache_dtype}: codes are gathered into a tensor of "
+        "their own, and decoded into another"
     )
