@@ -15,6 +15,8 @@ from kvbench.workload import Workload, largest
 SMALLEST_SCALE = 2.0**-20
 """Of a token whose row is zero, or next to it: no division by zero. vLLM has 1e-6."""
 
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
 Index = torch.Tensor | slice
 """Which rows of K and V."""
 
@@ -55,6 +57,15 @@ def spread(scale: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         rows: What it scales.
     """
     return scale[(..., *[None] * (rows.dim() - 2))]
+
+
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor seen as integers of its elements' size, for ops that should only move them.
+
+    On a CPU gather and scatter_ take fp16 and bf16 to float32 and back, scatter_ all of the pool,
+    which loses the payloads of NaN; and several ops don't know fp8.
+    """
+    return tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def stores(workload: Workload, rows: Index = slice(None)) -> Iterator[tuple[torch.Tensor, ...]]:
