@@ -34,7 +34,7 @@ def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
         op: The op of every case drawn.
         most_tokens: Bound on batch * seq_len: a program of Triton's interpreter takes some 4 ms.
         fixed: Fields that every case drawn has, instead of drawn ones; layout, dtype, cache_dtype,
-            kv_scale, slot_dtype and output may be among them.
+            kv_scale, block_size, slot_dtype and output may be among them.
     """
     op = op or draw(st.sampled_from(OPS))
     fields = {
@@ -64,7 +64,7 @@ def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
         for size in BLOCK_SIZES
         if blocks * size * num_kv_heads * head_dim <= _MOST_POOL_ELEMENTS or size == 1
     ]
-    block_size = draw(st.sampled_from(fits))
+    block_size = fields.pop("block_size", None) or draw(st.sampled_from(fits))
     start_pos = draw(st.integers(0, 70))
     if op == "write":
         fields["padding"] = draw(st.integers(0, 4))

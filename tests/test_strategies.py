@@ -29,9 +29,13 @@ NATIVE = [s for s in STRATEGIES if s not in INTERPRETED]
 
 # Flat slots lie on one axis in the other layouts alone.
 NOT_FLAT = ("HND", "NHD-KV", "HND-KV", "x-packed")
-OVER_FLAT_SLOTS = {"write.slot_mapping", "read.slot_mapping"}
+OVER_FLAT_SLOTS = {
+    *("write.slot_mapping", "write.index_put", "write.index_copy", "write.scatter"),
+    *("read.slot_mapping", "read.index_select", "read.gather"),
+}
+TAKES_64_BITS = {"write.index_copy", "write.scatter", "read.gather"}
 ALWAYS_ALLOCATES = {"read.indexing", "read.slot_mapping"}
-DECODES_APART = {"read.loop"}
+DECODES_APART = {"read.loop", "read.index_select", "read.gather", "read.blocks"}
 """What gathers codes first can't decode them into a given output without a tensor between."""
 
 CHUNKS = 24
@@ -56,6 +60,11 @@ def drawn_case(data, strategy, **fixed):
         fixed["output"] = data.draw(st.sampled_from(outputs))
         if fixed["output"] == "given" and name in DECODES_APART:
             fixed["cache_dtype"] = "auto"
+        if fixed["output"] == "given" and name == "read.blocks":
+            # Whole blocks alone: the least of the sizes that are drawn, so that there are many.
+            fixed |= {"block_size": 1}
+    if name in TAKES_64_BITS:
+        fixed["slot_dtype"] = "int64"
     return data.draw(cases(op=strategy.op, **fixed))
 
 
@@ -69,7 +78,16 @@ def refusals(strategy, case):
         found.append("output=given: ")
     if given and case.quantised and name in DECODES_APART:
         found.append(f"output=given with cache_dtype={case.cache_dtype}: ")
+    if given and name == "read.blocks" and not fills_its_blocks(case):
+        found.append("output=given: whole blocks")
+    if case.slot_dtype == "int32" and name in TAKES_64_BITS:
+        found.append("slot_dtype=int32: ")
     return tuple(found)
+
+
+def fills_its_blocks(case):
+    starts, lengths = case.sequences()
+    return not any(position % case.block_size for position in (*starts, *lengths))
 
 
 def is_expected(strategy, case, outcome):
@@ -193,10 +211,18 @@ def test_a_strategy_keeps_nothing_of_one_workload_for_another(strategy, data):
 # The interface.
 
 EVERY_STRATEGY = {
+    "write.block_slices": {"has_prepare": False},
+    "write.index_copy": {"has_prepare": True},
+    "write.index_put": {"has_prepare": True},
     "write.indexing": {"has_prepare": False},
     "write.loop": {"has_prepare": False},
+    "write.scatter": {"has_prepare": True},
     "write.slot_mapping": {"has_prepare": True},
     "write.triton": {"has_prepare": True},
+    "read.block_slices": {"has_prepare": False},
+    "read.blocks": {"has_prepare": True},
+    "read.gather": {"has_prepare": True},
+    "read.index_select": {"has_prepare": True},
     "read.indexing": {"has_prepare": False},
     "read.loop": {"has_prepare": False},
     "read.slot_mapping": {"has_prepare": True},
@@ -304,8 +330,8 @@ def test_patterns_select_each_strategy_once_in_the_order_of_all(patterns, expect
         (["write.lop"], r"unknown strategy 'write.lop' \(did you mean 'write.loop'\?\); expected"),
         (["*", "raed.triton"], r"'raed.triton' \(did you mean 'read.triton'\?\)"),
         (["READ.loop"], r"'READ.loop' \(did you mean 'read.loop'\?\)"),
-        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: read.indexing, read.loop"),
-        ([""], r"unknown strategy ''; expected one of: read.indexing"),
+        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: read.block_slices, "),
+        ([""], r"unknown strategy ''; expected one of: read.block_slices"),
     ],
     ids=str,
 )
