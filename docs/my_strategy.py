@@ -6,8 +6,8 @@ from kvbench.strategies.registry import register
 
 
 @register
-class WriteIndexCopy(Strategy):
-    name = "write.index_copy"
+class WriteMine(Strategy):
+    name = "write.mine"
     op = "write"
     summary = "index_copy_ over flat slots"
 

@@ -14,6 +14,7 @@ BLOCK_ORDERS = ("sequential", "shuffled", "strided", "churned")
 LENGTHS = ("equal", "ragged", "holes")
 KV_INPUTS = ("contiguous", "fused_qkv", "sliced_v", "head_major")
 PADDING_SLOTS = ("negative", "absent")
+OUTPUTS = ("allocated", "given")
 SLOT_DTYPES = ("int64", "int32")
 LAYOUTS = ("NHD", "HND", "NHD-KV", "HND-KV", "x-packed", "MLA")
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -71,6 +72,9 @@ class Case:
     """K and V are "contiguous", or slices of one "fused_qkv" projection, whose token stride is
     larger than a row, or V alone is one ("sliced_v": rotary embedding leaves a new K), or they are
     "head_major", the heads outermost. Writing only."""
+    output: str = "allocated"
+    """Where a read's K and V go: into tensors that it makes anew in every call ("allocated"), or
+    into those that the caller has, as an engine with a workspace does ("given"). Reading only."""
     block_size: int = 16
     """Tokens per block (a page)."""
     num_heads: int = 8
@@ -278,6 +282,8 @@ def without_meaning(op: str, layout: str, cache_dtype: str) -> dict[str, str]:
     found: dict[str, str] = {}
     if op != "write":
         found |= dict.fromkeys(WRITE_ONLY, f"op={op} (only a write takes rows of K and V)")
+    if op != "read":
+        found["output"] = f"op={op} (only a read gives K and V)"
     if layout != "MLA":
         found["rope_dim"] = f"layout={layout} (only MLA has a k_pe)"
     if cache_dtype not in QUANTISED_BYTES:
@@ -296,6 +302,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "lengths": LENGTHS,
     "padding_slots": PADDING_SLOTS,
     "kv_input": KV_INPUTS,
+    "output": OUTPUTS,
     "dtype": tuple(DTYPE_BYTES),
     "cache_dtype": CACHE_DTYPES,
     "kv_scale": KV_SCALES,

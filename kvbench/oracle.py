@@ -222,7 +222,10 @@ def _check_read(  # noqa: PLR0911 - each thing that can be wrong is said
     if not isinstance(output, tuple) or len(output) != 2:  # noqa: PLR2004 - K and V
         size = f" of {len(output)}" if isinstance(output, tuple) else ""
         return f"run returned a {type(output).__name__}{size}; expected a tuple (K, V) from a read"
-    for name, tensor, like in zip(("K", "V"), output, (workload.key, workload.value), strict=True):
+    given = workload.outputs or (None, None)
+    for name, tensor, like, target in zip(
+        ("K", "V"), output, (workload.key, workload.value), given, strict=True
+    ):
         if not isinstance(tensor, torch.Tensor):
             return f"{name} is {type(tensor).__name__}; expected a tensor"
         shape = [len(places), *like.shape[1:]]
@@ -234,6 +237,8 @@ def _check_read(  # noqa: PLR0911 - each thing that can be wrong is said
                 f"{name} is {tensor.dtype} of shape {list(tensor.shape)}; expected "
                 f"{workload.dtype} of shape {shape}"
             )
+        if target is not None and _at(tensor) != _at(target):
+            return f"{name} is not the tensor given for it: {_at(tensor)}; expected {_at(target)}"
         pool_name = {"K": "key_pool", "V": "value_pool"}[name]
         if tensor.numel() and any(_shares_memory(tensor, s) for s in workload.storages):
             return f"{name} is a view of {pool_name}; expected rows of its own from a read"
@@ -277,6 +282,10 @@ def _compare_pool(
 def _first_difference(actual: Bits, expected: Bits) -> tuple[int, ...]:
     flat = int(np.argmax(actual != expected))  # the first True
     return tuple(int(i) for i in np.unravel_index(flat, actual.shape))
+
+
+def _at(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} of strides {list(tensor.stride())} at {tensor.data_ptr():#x}"
 
 
 def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -43,6 +43,7 @@ PRESETS: Mapping[str, Preset] = {
             "seq_len=1:8192:*2 block_size=16,64 num_kv_heads=8,32",
             "seq_len=1:512:*8 batch=8",
             "seq_len=1:4096:*8 dtype=fp32",
+            "op=read output=given seq_len=1:8192:*4",
         ),
         _preset(
             "gpu",
@@ -54,6 +55,7 @@ PRESETS: Mapping[str, Preset] = {
             "seq_len=1 batch=1:1024:*4",
             "seq_len=1:16384:*4 dtype=fp16,fp32",
             "seq_len=1:16384:*4 block_order=sequential,strided",
+            "op=read output=given seq_len=1:16384:*2",
         ),
     )
 }
@@ -79,6 +81,14 @@ CHECK_GRIDS = tuple(
         "slot_dtype=int32 block_order=churned",
         "layout=MLA batch=3 start_pos=21 seq_len=6 block_size=8 shared_blocks=2 missing_blocks=0,1 "
         "padding=1 kv_input=contiguous,fused_qkv dtype=fp32,bf16 block_order=churned",
+        # Reads into tensors that the caller has.
+        "op=read output=given layout=NHD,HND,NHD-KV,HND-KV,x-packed,MLA batch=3 start_pos=13 "
+        "seq_len=7 block_size=8 dtype=fp32,bf16 slot_dtype=int32,int64",
+        "op=read output=given cache_dtype=fp8_e4m3,int8 kv_scale=per_head,per_token batch=2 "
+        "start_pos=13 seq_len=5 num_kv_heads=3 head_dim=80 block_size=8",
+        "op=read output=given batch=0,1 seq_len=0",
+        "op=read output=given start_pos=0,253 seq_len=6,64 num_kv_heads=1,3 head_dim=1,96 "
+        "block_size=1,16,256",
         # Every format of a quantised pool, with every kind of scales.
         "cache_dtype=fp8_e4m3,fp8_e5m2,int8 kv_scale=per_tensor,per_head,per_token batch=2 "
         "start_pos=13 seq_len=5 num_kv_heads=3 head_dim=80 block_size=8 missing_blocks=1 "

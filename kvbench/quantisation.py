@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from kvbench.cases import Case
 from kvbench.workload import Workload, largest
 
 SMALLEST_SCALE = 2.0**-20
 """Of a token whose row is zero, or next to it: no division by zero. vLLM has 1e-6."""
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 Index = torch.Tensor | slice
 """Which rows of K and V."""
@@ -56,6 +59,15 @@ def spread(scale: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return scale[(..., *[None] * (rows.dim() - 2))]
 
 
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor seen as integers of its elements' size, for ops that should only move them.
+
+    On a CPU gather and scatter_ take fp16 and bf16 to float32 and back, scatter_ all of the pool,
+    which loses the payloads of NaN; and several ops don't know fp8.
+    """
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
 def stores(workload: Workload, rows: Index = slice(None)) -> Iterator[tuple[torch.Tensor, ...]]:
     """What a write has to store, and where: pairs of a pool and its values, for K and V in turn.
 
@@ -84,18 +96,44 @@ def loads(
     """What a read gives, from a way of gathering the slots of a pool [num_blocks, block_size, ...].
 
     Args:
-        workload: The workload.
+        workload: The workload; its outputs are not given.
         gather: Gives the slots of every token of a pool, [tokens, ...].
     """
+    return loads_into(workload, lambda pool, _: gather(pool))
 
-    def load(pool: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        slots = gather(pool)
+
+def loads_into(
+    workload: Workload, gather: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a read gives, as `loads`, from a way of gathering that can fill a tensor of the caller.
+
+    Args:
+        workload: The workload.
+        gather: Gives the slots of every token of a pool, [tokens, ...], in the tensor that it is
+            given with the pool, or in a new one if that is None.
+    """
+
+    def load(
+        pool: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor | None
+    ) -> torch.Tensor:
         if scale is None:
-            return slots
-        scales = gather(scale)[:, None] if workload.case.kv_scale == "per_token" else scale
+            return gather(pool, out)
+        slots = gather(pool, None)
+        scales = gather(scale, None)[:, None] if workload.case.kv_scale == "per_token" else scale
         return decode(slots, scales, workload.dtype)
 
+    key, value = workload.outputs or (None, None)
     return (
-        load(workload.key_pool, workload.key_scale),
-        load(workload.value_pool, workload.value_scale),
+        load(workload.key_pool, workload.key_scale, key),
+        load(workload.value_pool, workload.value_scale, value),
+    )
+
+
+def no_given_output(case: Case) -> str | None:
+    """None if `loads_into` can fill the outputs that a read is given, else why not."""
+    if case.output == "allocated" or not case.quantised:
+        return None
+    return (
+        f"output=given with cache_dtype={case.cache_dtype}: codes are gathered into a tensor of "
+        "their own, and decoded into another"
     )

@@ -62,6 +62,9 @@ class Workload:
     [num_blocks, block_size] "per_token", stored by a write. None if the pool is not quantised."""
     value_scale: torch.Tensor | None
     """float32 scales of V, as `key_scale`."""
+    outputs: tuple[torch.Tensor, torch.Tensor] | None
+    """K and V that a read fills and returns, contiguous, [tokens, *slot] with the slots of
+    `key_pool` and `value_pool`, in `dtype`. None where a read allocates them, and for a write."""
     starts: list[int]
     lengths: list[int]
     block_tables: list[list[int]]
@@ -106,11 +109,16 @@ class Workload:
         named |= {f"storage {i}": storage for i, storage in enumerate(self.storages)}
         if self.key_scale is not None and self.value_scale is not None:
             named |= {"key_scale": self.key_scale, "value_scale": self.value_scale}
+        if self.outputs is not None:
+            named |= dict(zip(("key_output", "value_output"), self.outputs, strict=True))
         return named
 
 
 def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
     """Bytes that a case's tensors, a read's outputs and the check's copies take at once.
+
+    A read takes no rows in and gives as many: its outputs, whoever allocates them, are counted as
+    what a write is given.
 
     Args:
         case: The case.
@@ -178,6 +186,7 @@ def build(case: Case, device: torch.device, placement: Placement | None = None) 
         storages=pools.storages,
         key_scale=key_scale,
         value_scale=value_scale,
+        outputs=_outputs(case, sum(at.lengths), pools, dtype),
         starts=at.starts,
         lengths=at.lengths,
         block_tables=at.block_tables,
@@ -206,6 +215,17 @@ def _inputs(
         return key, wider[:, heads:]
     if case.kv_input == "head_major":
         return key.transpose(0, 1), value.transpose(0, 1)
+    return key, value
+
+
+def _outputs(
+    case: Case, tokens: int, pools: pool.Pools, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if case.output == "allocated":
+        return None
+    key, value = (
+        p.new_empty((tokens, *p.shape[2:]), dtype=dtype) for p in (pools.key, pools.value)
+    )
     return key, value
 
 

@@ -11,6 +11,7 @@ from kvbench.cases import (
     LAYOUTS,
     LENGTHS,
     OPS,
+    OUTPUTS,
     PADDING_SLOTS,
     SLOT_DTYPES,
     Case,
@@ -32,14 +33,15 @@ def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
         draw: Hypothesis's own.
         op: The op of every case drawn.
         most_tokens: Bound on batch * seq_len: a program of Triton's interpreter takes some 4 ms.
-        fixed: Fields that every case drawn has, instead of drawn ones; layout, dtype, cache_dtype
-            and kv_scale may be among them.
+        fixed: Fields that every case drawn has, instead of drawn ones; layout, dtype, cache_dtype,
+            kv_scale, block_size, slot_dtype and output may be among them.
     """
     op = op or draw(st.sampled_from(OPS))
     fields = {
         "layout": draw(st.sampled_from(LAYOUTS)),
         "dtype": draw(st.sampled_from(tuple(DTYPE_BYTES))),
         "cache_dtype": draw(st.sampled_from(CACHE_DTYPES)),
+        "slot_dtype": draw(st.sampled_from(SLOT_DTYPES)),
         **fixed,
     }
     if fields["cache_dtype"] != "auto" and "kv_scale" not in fixed:
@@ -62,7 +64,7 @@ def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
         for size in BLOCK_SIZES
         if blocks * size * num_kv_heads * head_dim <= _MOST_POOL_ELEMENTS or size == 1
     ]
-    block_size = draw(st.sampled_from(fits))
+    block_size = fields.pop("block_size", None) or draw(st.sampled_from(fits))
     start_pos = draw(st.integers(0, 70))
     if op == "write":
         fields["padding"] = draw(st.integers(0, 4))
@@ -72,6 +74,8 @@ def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
         fields["shared_blocks"] = draw(st.integers(0, min(3, start_pos // block_size)))
     else:
         fields["shared_blocks"] = draw(st.integers(0, 3))
+        if "output" not in fixed:
+            fields["output"] = draw(st.sampled_from(OUTPUTS))
     return Case(
         op=op,
         seq_len=draw(st.integers(0, min(40, most_tokens // max(batch, 1)))),
@@ -84,7 +88,6 @@ def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         block_order=draw(st.sampled_from(BLOCK_ORDERS)),
-        slot_dtype=draw(st.sampled_from(SLOT_DTYPES)),
         seed=draw(st.integers(0, 2**16)),
         **fields,
     )

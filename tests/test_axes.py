@@ -193,6 +193,16 @@ def test_what_only_a_write_has_is_at_its_default_in_reads_and_makes_them_no_more
     assert set(WRITE_ONLY) == set(fields)
 
 
+def test_what_only_a_read_has_is_at_its_default_in_writes():
+    expanded = Axes.parse(["output=allocated,given", "seq_len=2"]).expand()
+    assert [(case.op, case.output) for case in expanded] == [
+        ("write", "allocated"),
+        ("read", "allocated"),
+        ("read", "given"),
+    ]
+    assert expanded[2].label() == "op=read seq_len=2 output=given"
+
+
 def test_scales_are_at_their_default_without_codes_and_make_no_more_cases():
     expanded = Axes.parse(
         ["op=read", "cache_dtype=auto,int8", "kv_scale=per_tensor,per_head,per_token"]

@@ -74,6 +74,8 @@ MLA = {"layout": "MLA", "num_heads": 1, "num_kv_heads": 1, "head_dim": 576}
             {"op": "read", "kv_input": "fused_qkv"},
             ["kv_input=fused_qkv", "op=read", "expected contiguous"],
         ),
+        ({"output": "new"}, ["output 'new'", "allocated, given"]),
+        ({"op": "write", "output": "given"}, ["output=given", "op=write", "expected allocated"]),
         ({"rope_dim": 32}, ["rope_dim=32", "layout=NHD", "expected 64"]),
         ({"layout": "HND-KV", "rope_dim": 65}, ["rope_dim=65", "layout=HND-KV", "expected 64"]),
         ({"kv_scale": "per_head"}, ["kv_scale=per_head", "cache_dtype=auto", "per_tensor"]),
@@ -177,6 +179,8 @@ def test_a_field_without_meaning_names_what_takes_it_away(op, layout, cache_dtyp
     if op == "read":
         for name in ("missing_blocks", "padding", "padding_slots", "kv_input"):
             expected[name] = "op=read"
+    else:
+        expected["output"] = f"op={op}"
     if layout != "MLA":
         expected["rope_dim"] = f"layout={layout}"
     if cache_dtype == "auto":
@@ -187,6 +191,11 @@ def test_a_field_without_meaning_names_what_takes_it_away(op, layout, cache_dtyp
 @given(cases())
 def test_a_case_survives_json(case):
     assert msgspec.json.decode(msgspec.json.encode(case), type=Case) == case
+
+
+def test_json_of_before_a_field_was_there_has_its_default():
+    older = msgspec.json.encode({"op": "read", "seq_len": 1})
+    assert msgspec.json.decode(older, type=Case).output == "allocated"
 
 
 def test_json_with_a_value_that_no_cache_could_have_is_refused():

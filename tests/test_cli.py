@@ -346,7 +346,7 @@ def test_the_documented_strategy_of_a_user_works(kvbench_, tmp_path):
         "--load",
         ROOT / "docs" / "my_strategy.py",
         "-s",
-        "write.index_copy",
+        "write.mine",
         "-s",
         "write.loop",
         "-a",
@@ -356,7 +356,7 @@ def test_the_documented_strategy_of_a_user_works(kvbench_, tmp_path):
         *QUICK,
     )
     assert (ended.code, ended.err) == (0, "")
-    assert ("write.index_copy", "ok") in {
+    assert ("write.mine", "ok") in {
         (row.strategy, row.status) for row in load(tmp_path / "run").results
     }
 

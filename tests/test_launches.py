@@ -56,6 +56,40 @@ def test_the_index_of_a_batch_is_built_sequence_by_sequence():
     assert counts("write.indexing", case) == (4 * 3 + 2 + 2, 3, 3)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    "strategy",
+    ["write.index_put", "write.index_copy", "write.scatter", "read.index_select", "read.gather"],
+)
+def test_one_op_over_a_slot_mapping_is_a_launch_each_for_k_and_v(strategy, batch):
+    op = strategy.partition(".")[0]
+    case = Case(op=op, seq_len=128, batch=batch)
+    assert counts(strategy, case) == (2, 0, 0)
+    assert counts(strategy, case, "prepare") == (0, 1, 1)
+    if op == "read":
+        assert counts(strategy, dataclasses.replace(case, output="given")) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("strategy", ["write.block_slices", "read.block_slices"])
+@pytest.mark.parametrize(("start", "tokens", "blocks"), [(0, 128, 8), (15, 2, 2), (3, 13, 1)])
+def test_a_slice_of_each_block_is_a_copy_each_for_k_and_v(strategy, start, tokens, blocks):
+    case = Case(op=strategy.partition(".")[0], seq_len=tokens, start_pos=start)
+    assert counts(strategy, case) == (0, 2 * blocks, 0)
+    # Rows of one head lie apart where heads are outermost: a kernel copies what no memcpy can.
+    assert counts(strategy, dataclasses.replace(case, layout="HND")) == (2 * blocks, 0, 0)
+
+
+def test_whole_blocks_are_concatenated_where_sequences_do_not_fill_them():
+    # Two selections, and two concatenations where there is something to leave out in between.
+    one = Case(op="read", seq_len=100, start_pos=3)
+    assert counts("read.blocks", one) == (2, 0, 0)
+    full = Case(op="read", seq_len=64, batch=3, lengths="equal")
+    assert counts("read.blocks", full) == (2, 0, 0)
+    assert counts("read.blocks", dataclasses.replace(full, output="given")) == (2, 0, 0)
+    assert counts("read.blocks", dataclasses.replace(full, seq_len=65)) == (4, 0, 0)
+    assert counts("read.blocks", full, "prepare") == (0, 1, 1)
+
+
 @pytest.mark.parametrize(("blocks", "kernels"), [(1, 2), (128, 2), (129, 4), (300, 6)])
 def test_the_read_loop_slices_without_a_launch_and_concatenates_128_blocks_at_once(blocks, kernels):
     case = Case(op="read", seq_len=16 * blocks)

@@ -487,6 +487,17 @@ def test_whether_a_call_allocates_is_seen_not_believed():
     assert not observe(lambda: (torch.zeros(0), torch.zeros(0))).allocates
 
 
+def test_a_read_into_given_tensors_allocates_nothing(bench):
+    strategies = [s for s in registry.all_strategies() if s.op == "read"]
+    for output, allocates in (("allocated", True), ("given", False)):
+        rows = measure_case(Case(op="read", output=output, **TINY), strategies, bench)
+        timed = {
+            row.strategy: row.measurement for row in rows if row.phase == "run" and row.measurement
+        }
+        assert {name: m.allocates for name, m in timed.items()} == dict.fromkeys(timed, allocates)
+        assert "read.loop" in timed
+
+
 def test_page_faults_of_memory_mapped_anew_are_counted():
     # Mapped here, not by malloc: a heap with room from earlier calls would need no new pages.
     size = 64 << 20

@@ -183,7 +183,12 @@ def right_write(workload, **steps):
 
 
 def right_read(workload, **steps):
-    return load(workload, mapping(workload), **steps)
+    found = load(workload, mapping(workload), **steps)
+    if workload.outputs is None:
+        return found
+    for target, rows in zip(workload.outputs, found, strict=True):
+        target.copy_(rows)
+    return workload.outputs
 
 
 RIGHT = {"write": right_write, "read": right_read}
@@ -1203,6 +1208,57 @@ def test_a_prepare_that_changes_a_scale_is_caught(kv_scale, name):
     workload = build(case_of("write", "HND", "int8", kv_scale), CPU)
     found = check(Eager("write", right_write), workload)
     assert found == f"prepare changed {name}; expected it to leave tensors alone"
+
+
+AT = r"at 0x[0-9a-f]+"
+GIVEN_READS = {
+    "a copy of K": (
+        lambda w: (w.outputs[0].clone(), w.outputs[1]),
+        rf"K is not the tensor given for it: \[3, 2, 3\] of strides \[6, 3, 1\] {AT}; "
+        rf"expected \[3, 2, 3\] of strides \[6, 3, 1\] {AT}",
+    ),
+    "V on other strides": (
+        lambda w: (w.outputs[0], w.outputs[1].as_strided((3, 2, 3), (6, 1, 2))),
+        rf"V is not the tensor given for it: \[3, 2, 3\] of strides \[6, 1, 2\] {AT}; "
+        rf"expected \[3, 2, 3\] of strides \[6, 3, 1\] {AT}",
+    ),
+    "V by its first rows": (
+        lambda w: (w.outputs[0], w.outputs[1][:2]),
+        r"V is torch.float32 of shape \[2, 2, 3\]; expected torch.float32 of shape \[3, 2, 3\]",
+    ),
+    "each in the other's place": (
+        lambda w: w.outputs[::-1],
+        rf"K is not the tensor given for it: .* {AT}; expected .* {AT}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("result", "message"), GIVEN_READS.values(), ids=GIVEN_READS)
+def test_a_read_that_does_not_return_the_tensors_it_is_given_is_caught(result, message):
+    case = dataclasses.replace(READ, output="given")
+
+    def run(workload):
+        right_read(workload)
+        return result(workload)
+
+    assert check(Toy("read", right_read), build(case, CPU)) == ""
+    assert re.fullmatch(message, check(Toy("read", run), build(case, CPU)))
+
+
+def test_given_tensors_that_are_returned_and_not_filled_are_caught():
+    case = dataclasses.replace(READ, output="given")
+    found = check(Toy("read", lambda w: w.outputs), build(case, CPU))
+    assert re.match("K of token 0 .* expected", found)
+
+
+def test_a_prepare_that_fills_the_given_tensors_is_caught():
+    class Eager(Toy):
+        def prepare(self, workload):
+            workload.outputs[1].fill_(0)
+
+    case = dataclasses.replace(READ, output="given")
+    found = check(Eager("read", right_read), build(case, CPU))
+    assert found == "prepare changed value_output; expected it to leave tensors alone"
 
 
 @each_layout

@@ -20,6 +20,7 @@ UNUSUAL = {
     "padding": 5,
     "padding_slots": "absent",
     "kv_input": "head_major",
+    "output": "given",
     "block_size": 17,
     "num_kv_heads": 2,
     "head_dim": 96,
@@ -42,6 +43,8 @@ def test_a_title_names_every_field_that_is_unusual(name):
     fields = {name: UNUSUAL[name]}
     if name == "num_kv_heads":
         fields["num_heads"] = fields[name]
+    if name == "output":
+        fields["strategy"] = "read.loop"
     if name == "shared_blocks":
         fields["start_pos"] = 32
     usual = shared_of()

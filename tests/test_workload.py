@@ -143,6 +143,25 @@ def test_pools_that_are_not_quantised_have_no_scales():
     assert list(workload.tensors()) == ["key", "value", "storage 0", "storage 1"]
 
 
+@given(cases(op="read", output="given"))
+def test_given_outputs_are_shaped_as_slots_and_contiguous(case):
+    workload = build(case, CPU)
+    tensors = workload.tensors()
+    pools = (workload.key_pool, workload.value_pool)
+    for name, out, pool in zip(("key", "value"), workload.outputs, pools, strict=True):
+        assert tensors[f"{name}_output"] is out
+        assert out.shape == (case.tokens, *pool.shape[2:])
+        assert out.dtype == workload.dtype
+        assert out.is_contiguous()
+
+
+@given(cases(output="allocated"))
+def test_there_are_no_outputs_unless_the_case_gives_them(case):
+    workload = build(case, CPU)
+    assert workload.outputs is None
+    assert not [name for name in workload.tensors() if name.endswith("_output")]
+
+
 @pytest.mark.parametrize("name", CODES)
 def test_the_largest_value_of_a_format_of_codes(name):
     assert largest(CACHE_DTYPES[name]) == LARGEST[name]
@@ -616,9 +635,15 @@ def test_required_bytes_cover_the_tensors_the_outputs_and_the_copies_of_a_check(
     }
     storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors.values())}
     allocated = sum(storage.nbytes() for storage in storages.values())
-    pools = sum(t.nbytes for name, t in tensors.items() if name not in {"key", "value"})
+    pools = sum(
+        t.nbytes
+        for name, t in tensors.items()
+        if name not in {"key", "value", "key_output", "value_output"}
+    )
     copies_of_rows = workload.key.nbytes + workload.value.nbytes
     outputs = case.tokens * case.row_bytes if case.op == "read" else 0
+    if case.output == "given":
+        outputs *= 2  # the rows as they should be, and a copy of those that are
     # A check holds the pools as they were, as they are and as they should be.
     needed = allocated + 3 * pools + copies_of_rows + outputs
     assert required_bytes(case, place(case)) >= needed

@@ -10,6 +10,7 @@ _WORDS = {
     "queries_per_kv_head": "{} query heads per KV head",
     "padding": "{} padding rows",
     "kv_input": "{} input",
+    "output": "{} output",
     "layout": "{} layout",
     "slot_dtype": "{} slots",
     "lengths": "{} lengths",

@@ -13,8 +13,8 @@ class Strategy(ABC):
     """One way of doing one op.
 
     A strategy is stateless; what it needs between `prepare` and `run` is what `prepare` returns.
-    It reads `workload`'s tensors and lists, and a write changes the two pools in place, and the
-    scales where each token has its own.
+    It reads `workload`'s tensors and lists. A write changes the two pools in place, and the scales
+    where each token has its own; a read the outputs that it is given, if it is.
     """
 
     name: ClassVar[str]
@@ -54,7 +54,8 @@ class Strategy(ABC):
 
         Returns:
             None for a write. For a read, (K, V), each [tokens, *slot] in the workload's dtype,
-            sequence after sequence, a slot being [num_kv_heads, dim] as in its pool.
+            sequence after sequence, a slot being [num_kv_heads, dim] as in its pool: the very
+            tensors of `workload.outputs` where they are given.
         """
 
     @classmethod

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import torch
 
+from kvbench.cases import Case
 from kvbench.quantisation import loads
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
@@ -21,6 +22,12 @@ class ReadIndexing(Strategy):
     name: ClassVar[str] = "read.indexing"
     op: ClassVar[str] = "read"
     summary: ClassVar[str] = "index built from the Python list in every call, then K = pool[b, s]"
+
+    def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
+        """Any case, but the caller's outputs."""
+        if case.output == "given":
+            return "output=given: pool[b, s] allocates its result"
+        return None
 
     def run(
         self,

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 import torch
 
-from kvbench.quantisation import loads
+from kvbench.cases import Case
+from kvbench.quantisation import loads_into, no_given_output
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
@@ -17,6 +18,10 @@ class ReadLoop(Strategy):
     name: ClassVar[str] = "read.loop"
     op: ClassVar[str] = "read"
     summary: ClassVar[str] = "Python loop over blocks, then torch.cat, for K and V"
+
+    def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
+        """Any case, but the caller's outputs where codes are decoded."""
+        return no_given_output(case)
 
     def run(
         self,
@@ -37,9 +42,9 @@ class ReadLoop(Strategy):
                 pieces.append((block, slot, slot + count))
                 position += count
 
-        def gather(pool: torch.Tensor) -> torch.Tensor:
+        def gather(pool: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
             if not pieces:
-                return pool.new_empty((0, *pool.shape[2:]))
-            return torch.cat([pool[block, first:last] for block, first, last in pieces])
+                return pool.new_empty((0, *pool.shape[2:])) if out is None else out
+            return torch.cat([pool[block, first:last] for block, first, last in pieces], out=out)
 
-        return loads(workload, gather)
+        return loads_into(workload, gather)

@@ -21,7 +21,9 @@ class ReadSlotMapping(Strategy):
     summary: ClassVar[str] = "slot mapping built once a step; each layer gathers over flat slots"
 
     def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
-        """Layouts whose slots lie on one axis."""
+        """Layouts whose slots lie on one axis, and outputs that it may allocate."""
+        if case.output == "given":
+            return "output=given: pool[slots] allocates its result"
         return no_flat_slots(case)
 
     def prepare(self, workload: Workload) -> torch.Tensor:

@@ -34,8 +34,10 @@ class ReadTriton(Strategy):
     def run(self, workload: Workload, prepared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V."""
         w = workload
-        key = w.key.new_empty((len(prepared), *w.key.shape[1:]))
-        value = w.value.new_empty((len(prepared), *w.value.shape[1:]))
+        key, value = w.outputs or (
+            w.key.new_empty((len(prepared), *w.key.shape[1:])),
+            w.value.new_empty((len(prepared), *w.value.shape[1:])),
+        )
         if w.key_scale is None or w.value_scale is None:
             from kvbench.kernels.gather import gather_kv  # noqa: PLC0415 - needs Triton
 
