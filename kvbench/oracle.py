@@ -6,6 +6,7 @@ arithmetic has gone into (codes, scales and rows of quantised pools) within deri
 """
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +124,15 @@ def _prepare(strategy: Strategy, workload: Workload) -> tuple[object, str]:
     return prepared, ""
 
 
-def recheck(strategy: Strategy, workload: Workload, prepared: object, version: int) -> str:
+class Runs(Protocol):
+    """What does an op: a strategy, or the replay of one."""
+
+    def run(self, workload: Workload, prepared: Any) -> object:  # noqa: ANN401 - the strategy's own
+        """As Strategy.run."""
+        ...
+
+
+def recheck(strategy: Runs, workload: Workload, prepared: object, version: int) -> str:
     """Run a strategy once more with what it prepared earlier, and compare.
 
     Returns:

@@ -24,7 +24,8 @@ from kvbench.sweep import measure, runner
 from kvbench.sweep.measure import Bench, measure_case, observe, repro
 from kvbench.sweep.runner import Plan, run_sweep
 from kvbench.timing import bandwidth
-from kvbench.timing.clocks import Floor, WallClock
+from kvbench.timing.accelerator import Activity, Trace
+from kvbench.timing.clocks import Floor, GraphClock, WallClock
 from kvbench.timing.rounds import StoppingRule
 from kvbench.units import format_bytes
 from kvbench.workload import required_bytes
@@ -509,3 +510,84 @@ def test_page_faults_of_memory_mapped_anew_are_counted():
     faults = observe(anew).page_faults
     assert faults > 16  # one per page of 4 KiB, or per huge page of 2 MiB
     assert observe(lambda: kept.fill_(2)).page_faults < faults / 4
+
+
+class Captures:
+    """A device that captures what runs on this CPU: a replay calls it again, or does less."""
+
+    def __init__(self, *, replays=lambda call: call) -> None:
+        self.replays = replays
+
+    def synchronize(self):
+        pass
+
+    def between_events_s(self, call):
+        call()
+        return 1e-6
+
+    def profile(self, call):
+        call()
+        return Trace((Activity("kernel", 0.0, 1e-6),), 0)
+
+    def capture(self, call):
+        call()
+        return self.replays(call)
+
+
+def by_graph(bench: Bench, device: Captures) -> Bench:
+    clocks = (*bench.clocks, GraphClock(device))
+    floors = {**bench.floors_s, "graph": Floor(0.0, 3e-8)}
+    return dataclasses.replace(bench, clocks=clocks, floors_s=floors, accelerator=device)
+
+
+@pytest.mark.parametrize("strategy", [Write(), Read()])
+def test_a_graph_that_does_what_its_strategy_does_is_timed(strategy, bench):
+    rows = measure_case(
+        dataclasses.replace(SMALL, op=strategy.op), [strategy], by_graph(bench, Captures())
+    )
+    found = {(row.clock, row.phase): (row.status, row.reason) for row in rows}
+    assert found["graph", "run"] == ("ok", None)
+    assert found["wall", "run"] == ("ok", None)
+    if strategy.has_prepare():
+        status, reason = found["graph", "prepare"]
+        assert status == "unsupported"
+        assert reason == "graph clock: a replay would not read the scheduler's lists again"
+
+
+@pytest.mark.parametrize("strategy", [Write(), Read()])
+def test_a_graph_that_caught_nothing_is_incorrect_and_costs_its_own_row_alone(strategy, bench):
+    idle = Captures(replays=lambda _: lambda: None)
+    rows = measure_case(
+        dataclasses.replace(SMALL, op=strategy.op), [strategy], by_graph(bench, idle)
+    )
+    found = {(row.clock, row.phase): row for row in rows}
+    assert found["graph", "run"].status == "incorrect"
+    assert found["graph", "run"].reason.startswith("replayed as a graph: ")
+    assert found["wall", "run"].status == "ok"
+
+
+def test_a_graph_whose_replay_fails_says_so(bench):
+    def broken(call):
+        calls = iter(range(10**9))
+
+        def replay():
+            call()
+            if broken.strict and next(calls) == 0:
+                raise RuntimeError("misaligned address")
+
+        return replay
+
+    broken.strict = False
+
+    class Late(Captures):
+        def capture(self, call):
+            # The clock's own graph holds many calls; the check's holds one, and comes last.
+            broken.strict = call.__name__ == "call"
+            return super().capture(call)
+
+    rows = measure_case(SMALL, [Write()], by_graph(bench, Late(replays=broken)))
+    (row,) = [row for row in rows if (row.clock, row.phase) == ("graph", "run")]
+    assert (row.status, row.reason) == (
+        "failed",
+        "replayed as a graph: RuntimeError: misaligned address",
+    )

@@ -20,6 +20,7 @@ from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import file_of
 from kvbench.sweep.budget import estimate_call_s
 from kvbench.sweep.launches import counted, predicted
+from kvbench.sweep.replay import Replay
 from kvbench.timing.accelerator import Accelerator
 from kvbench.timing.cache import Flush, copies_to_rotate, rotation
 from kvbench.timing.clocks import Clock, ClockError, Floor
@@ -36,6 +37,8 @@ UNTIMED_SHARE = 0.1
 _OBSERVED_CALLS = 3
 _VERSION_AFTER = 2
 """The version of the data for the check after timing; the check before has 0 and 1."""
+_VERSION_REPLAYED = 3
+"""That for the check of a graph's replay."""
 
 
 class DeviceLostError(KvbenchError):
@@ -237,6 +240,10 @@ def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> l
     for strategy in effects:
         bench.on_step(strategy, "check after timing")
         faults[strategy] = _check_after(strategy, workloads, prepared[strategy], bench)
+        replayed = sampled.get("graph", {})
+        if isinstance(replayed.get((strategy, "run")), Sampling):
+            fault = _check_replay(strategy, workload, prepared[strategy][0], bench)
+            replayed[strategy, "run"] = fault or replayed[strategy, "run"]
     bench.on_step(None, "done")
     for strategy, phase in subjects:
         for clock, outcomes in sampled.items():
@@ -333,6 +340,21 @@ def _check_after(
     return None
 
 
+def _check_replay(
+    strategy: Strategy, workload: Workload, prepared: object, bench: Bench
+) -> Outcome | None:
+    """None if a graph of the strategy does what the strategy does, with data it has not seen."""
+    if bench.accelerator is None:
+        return None
+    try:
+        replay = Replay(strategy, workload, prepared, bench.accelerator)
+        mismatch = oracle.recheck(replay, workload, prepared, _VERSION_REPLAYED)
+    except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
+        _refuse_lost_device(error, bench)
+        return "failed", f"replayed as a graph: {one_line(error)}"
+    return ("incorrect", f"replayed as a graph: {mismatch}") if mismatch else None
+
+
 def _sample(
     clock: Clock,
     subjects: Mapping[Subject, Call],
@@ -348,6 +370,8 @@ def _sample(
         refused = clock.refuses(counts) if counts is not None else None
         if clock.name == "graph" and bench.cache != "hot":
             refused = "graph clock: a graph replays the same buffers, so its caches are hot"
+        if clock.name == "graph" and subject[1] == "prepare":
+            refused = "graph clock: a replay would not read the scheduler's lists again"
         if refused is not None:
             outcomes[subject] = ("unsupported", refused)
         else:
