@@ -321,6 +321,7 @@ def _report(folder: Path, layers: int) -> None:
     done = _load(folder)
     frame = _frame(done)
     _print_tables(frame, layers, markdown=False)
+    _print_first_calls(frame, markdown=False)
     _print_untimed(frame)
     _say(environment_line(done.info))
     _save_plots(done, frame, folder / PLOTS_FOLDER)
@@ -426,6 +427,7 @@ def rank(folder: Path, layers: int | None, *, markdown: bool) -> None:
     done = _load(folder)
     frame = _frame(done)
     _print_tables(frame, layers or done.info.layers, markdown=markdown)
+    _print_first_calls(frame, markdown=markdown)
     if not markdown:
         _print_untimed(frame)
 
@@ -598,6 +600,14 @@ def _show(table: "Table", *, markdown: bool) -> None:
         click.echo(f"{table.markdown()}\n")
     else:
         out.print(table.rich())
+
+
+def _print_first_calls(frame: "pd.DataFrame", *, markdown: bool) -> None:
+    from kvbench.report.tables import first_calls_table
+
+    table = first_calls_table(frame)
+    if table is not None:
+        _show(table, markdown=markdown)
 
 
 def _print_untimed(frame: "pd.DataFrame") -> None:
