@@ -379,6 +379,7 @@ def _report(folders: Iterable[Path], layers: int) -> None:
         done = _load(folder)
         frames.append(_frame(done))
         _print_tables(frames[-1], layers, markdown=False)
+        _print_first_calls(frames[-1], markdown=False)
         _print_untimed(frames[-1])
         _say(environment_line(done.info))
         _save_plots(done, frames[-1], folder / PLOTS_FOLDER)
@@ -485,6 +486,7 @@ def rank(folder: Path, layers: int | None, *, markdown: bool) -> None:
     done = _load(folder)
     frame = _frame(done)
     _print_tables(frame, layers or done.info.layers, markdown=markdown)
+    _print_first_calls(frame, markdown=markdown)
     if not markdown:
         _print_untimed(frame)
 
@@ -657,6 +659,14 @@ def _show(table: "Table", *, markdown: bool) -> None:
         click.echo(f"{table.markdown()}\n")
     else:
         out.print(table.rich())
+
+
+def _print_first_calls(frame: "pd.DataFrame", *, markdown: bool) -> None:
+    from kvbench.report.tables import first_calls_table
+
+    table = first_calls_table(frame)
+    if table is not None:
+        _show(table, markdown=markdown)
 
 
 def _print_untimed(frame: "pd.DataFrame") -> None:

@@ -95,6 +95,12 @@ class Measurement:
     1 is expected where the bytes fit a cache, and a fault to explain elsewhere. None without
     nbytes."""
 
+    first_call_s: float | None = None
+    """Wall time of the strategy's first prepare and run in this process for this case, before all
+    samples and in none of them: what compiles or loads does it then. What an earlier case, or the
+    compiler's cache on disk, has left is not done again. None for a prepare, whose time is in it,
+    and in rows of before this was recorded."""
+
     def __post_init__(self) -> None:
         times = (*self.samples_s, self.median_s, self.low_s, self.high_s, self.floor_s)
         if not self.samples_s:
@@ -106,6 +112,10 @@ class Measurement:
             raise InputError(
                 f"median_s={self.median_s!r}: expected it within its interval, "
                 f"{self.low_s!r} to {self.high_s!r}"
+            )
+        if self.first_call_s is not None and not 0 <= self.first_call_s < math.inf:
+            raise InputError(
+                f"first_call_s={self.first_call_s!r}: expected a finite number, 0 or more"
             )
         if self.calls_per_sample < 1:
             raise InputError(f"calls_per_sample={self.calls_per_sample!r}: expected 1 or more")

@@ -37,6 +37,7 @@ def measurement(samples_s: Iterable[float] = SAMPLES_S, **fields) -> Measurement
             "page_faults": None,
             "nbytes": 65536,
             "copy_share": 0.5,
+            "first_call_s": 2e-3,
             **fields,
         }
     )

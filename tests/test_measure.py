@@ -499,6 +499,35 @@ def test_a_read_into_given_tensors_allocates_nothing(bench):
         assert "read.loop" in timed
 
 
+class Compiles(Write):
+    """Takes a while the first time: it compiles in prepare, and loads in run."""
+
+    name = "write.compiles"
+    first_s = 0.05
+
+    def prepare(self, workload):
+        if not self.calls["prepare"]:
+            time.sleep(self.first_s)
+        return super().prepare(workload)
+
+    def run(self, workload, prepared):
+        if not self.calls["run"]:
+            time.sleep(self.first_s)
+        super().run(workload, prepared)
+
+
+@pytest.mark.parametrize("tokens", [5, 100])  # 100 are estimated from fewer, which compile first
+def test_a_first_call_is_told_apart_from_every_sample(bench, tokens):
+    strategy = Compiles()
+    case = dataclasses.replace(SMALL, seq_len=tokens)
+    rows = {row.phase: row.measurement for row in measure_case(case, [strategy], bench)}
+    assert rows["run"].first_call_s >= 2 * strategy.first_s
+    assert rows["prepare"].first_call_s is None
+    assert max(rows["run"].samples_s) < strategy.first_s
+    again = measure_case(case, [strategy], bench)
+    assert all((row.measurement.first_call_s or 0.0) < strategy.first_s for row in again)
+
+
 def test_page_faults_of_memory_mapped_anew_are_counted():
     # Mapped here, not by malloc: a heap with room from earlier calls would need no new pages.
     size = 64 << 20

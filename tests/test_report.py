@@ -1,5 +1,6 @@
 """Pages, figures and tables of synthetic runs."""
 
+import dataclasses
 import io
 import itertools
 import re
@@ -10,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import environment, result, run_info, sweep_rows
+from made import environment, measurement, result, run_info, sweep_rows
 from matplotlib.colors import to_hex
 from rich.console import Console
 
@@ -30,6 +31,7 @@ from kvbench.report.tables import (
     Table,
     check_table,
     environment_line,
+    first_calls_table,
     ranking_table,
     times_table,
     untimed_table,
@@ -382,6 +384,31 @@ def test_numbers_are_aligned_right_in_a_terminal():
     assert cells[0].startswith(" a[0] ")
     assert cells[1].endswith(f" {MISSING} ")
     assert cells[2] == " 3.00 ms "
+
+
+def test_long_first_calls_are_a_table_a_case_counted_once_whatever_its_clocks():
+    def row(strategy, seconds, **fields):
+        return dataclasses.replace(
+            result(strategy, **fields), measurement=measurement(first_call_s=seconds)
+        )
+
+    rows = [
+        row("write.compile", 2.5),
+        row("write.compile", 2.5, clock="device"),
+        row("write.compile", 1.0, seq_len=64),
+        row("write.compile", 0.9, seq_len=512),
+        row("write.triton", 1.5),
+        row("write.loop", None),
+        result("write.scatter", status="failed"),
+    ]
+    table = first_calls_table(to_frame(rows))
+    assert table.title == "First calls of 1.00 s or more: compiling, in no sample"
+    assert table.rows == (
+        ("write.compile", "2", "2.50 s", "3.50 s"),
+        ("write.triton", "1", "1.50 s", "1.50 s"),
+    )
+    assert first_calls_table(to_frame(rows[3:4])) is None
+    assert first_calls_table(to_frame([])) is None
 
 
 def test_the_ranking_is_a_table():

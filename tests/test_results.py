@@ -58,6 +58,14 @@ def test_no_time_that_is_no_time(field, time):
     assert "expected a finite number above 0" in str(raised.value)
 
 
+@pytest.mark.parametrize("time", [math.nan, math.inf, -1e-6])
+def test_a_first_call_takes_a_finite_time_or_none_is_known(time):
+    with pytest.raises(InputError, match=f"first_call_s={time!r}: expected a finite number, 0"):
+        measurement(first_call_s=time)
+    assert measurement(first_call_s=0.0).first_call_s == 0.0
+    assert measurement(first_call_s=None).first_call_s is None
+
+
 def test_no_measurement_without_samples():
     with pytest.raises(InputError, match="expected at least one sample"):
         measurement(())

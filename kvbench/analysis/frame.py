@@ -61,6 +61,7 @@ def to_frame(results: Iterable[Result]) -> pd.DataFrame:
     frame = pd.DataFrame(lines, columns=list(_COLUMNS))
     numeric = [
         *("median_s", "low_s", "high_s", "floor_s", "nbytes", "copy_share", "calls_per_sample"),
+        "first_call_s",
         *("kernels", "memcpys", "synchronizations", "launches"),
     ]
     frame[numeric] = frame[numeric].astype("float64")

@@ -19,6 +19,9 @@ from kvbench.units import format_bandwidth, format_seconds, significant
 UNRESOLVED = " (unresolved)"
 """Behind a time of less than twice the clock's floor."""
 
+LONG_FIRST_CALL_S = 1.0
+"""A first call as long as this is told of."""
+
 MISSING = "—"
 """How a table shows what was not measured: missing is missing, never 0."""
 
@@ -223,6 +226,28 @@ def environment_line(info: RunInfo) -> str:
         f"torch {environment.torch}, {info.created[:10]}; "
         f"copy {format_bandwidth(info.copy_bandwidth.bytes_per_s)} ({info.copy_bandwidth.how}); "
         f"an empty call: {floors}."
+    )
+
+
+def first_calls_table(frame: pd.DataFrame) -> Table | None:
+    """What took long the first time, and never again; None if nothing did."""
+    slow = frame[frame["first_call_s"] >= LONG_FIRST_CALL_S]
+    if slow.empty:
+        return None
+    # A case has the same first call by every clock.
+    cases = slow.drop_duplicates([*CASE_FIELDS, "strategy"])
+    return Table(
+        f"First calls of {format_seconds(LONG_FIRST_CALL_S)} or more: compiling, in no sample",
+        ("strategy", "cases", "longest", "altogether"),
+        tuple(
+            (
+                str(strategy),
+                str(len(rows)),
+                format_seconds(rows["first_call_s"].max()),
+                format_seconds(rows["first_call_s"].sum()),
+            )
+            for strategy, rows in cases.groupby("strategy")
+        ),
     )
 
 

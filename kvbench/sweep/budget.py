@@ -1,14 +1,15 @@
 """What one call would take, before it is made: a loop over a million tokens is not run to see."""
 
 import dataclasses
-import functools
 import time
+from dataclasses import dataclass
 
 import torch
 
 from kvbench.cases import Case
 from kvbench.devices import synchronize
 from kvbench.strategies.base import Strategy
+from kvbench.sweep.first_call import FirstCall
 from kvbench.workload import build, fill
 
 _PROBES = (8, 32)
@@ -17,17 +18,32 @@ _REPEATS = 3
 _REPEATS_END_S = 0.05
 
 
-def estimate_call_s(strategy: Strategy, case: Case, device: torch.device) -> float:
+_KNOWN: dict[tuple[Strategy, Case, torch.device], float] = {}
+"""The shortest run of each probe: the cases of a sweep share most of theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of a case's call before it is made."""
+
+    call_s: float
+    first_call_s: float
+    """The longest first prepare and run that it took to find out; 0 if nothing had to be run."""
+
+
+def estimate(strategy: Strategy, case: Case, device: torch.device) -> Estimate:
     """The expected time of one run, from two small ones: fixed cost and cost per token.
 
     Cases of up to the larger probe's size are estimated as nothing: they are simply run.
     """
     few, many = _PROBES
     if case.tokens <= many:
-        return 0.0
-    short, long = (_probe_s(strategy, _probe_case(case, tokens), device) for tokens in _PROBES)
+        return Estimate(0.0, 0.0)
+    (short, first), (long, second) = (
+        _probe(strategy, _probe_case(case, tokens), device) for tokens in _PROBES
+    )
     per_token = max(long - short, 0.0) / (many - few)
-    return long + per_token * (case.tokens - many)
+    return Estimate(long + per_token * (case.tokens - many), max(first, second))
 
 
 def _probe_case(case: Case, tokens: int) -> Case:
@@ -44,13 +60,16 @@ def _probe_case(case: Case, tokens: int) -> Case:
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _probe_s(strategy: Strategy, case: Case, device: torch.device) -> float:
-    """The shortest of a few runs; the cases of a sweep share most of their probes."""
+def _probe(strategy: Strategy, case: Case, device: torch.device) -> tuple[float, float]:
+    """The shortest of a few runs, and what the first call took if it had to be made."""
+    known = _KNOWN.get((strategy, case, device))
+    if known is not None:
+        return known, 0.0
     workload = build(case, device)
     fill(workload)
-    prepared = strategy.prepare(workload)
-    strategy.run(workload, prepared)  # the first call may compile
+    first = FirstCall(strategy, device)  # it may compile
+    prepared = first.prepare(workload)
+    first.run(workload, prepared)
     shortest, spent = float("inf"), 0.0
     for _ in range(_REPEATS):
         synchronize(device)
@@ -61,4 +80,5 @@ def _probe_s(strategy: Strategy, case: Case, device: torch.device) -> float:
         shortest, spent = min(shortest, elapsed), spent + elapsed
         if spent > _REPEATS_END_S:
             break
-    return shortest
+    _KNOWN[strategy, case, device] = shortest
+    return shortest, first.seconds

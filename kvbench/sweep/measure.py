@@ -1,5 +1,6 @@
 """One case, in order: build, check, time what passed in interleaved rounds, check again."""
 
+import dataclasses
 import functools
 import importlib
 import shlex
@@ -18,7 +19,8 @@ from kvbench.errors import KvbenchError
 from kvbench.results import CacheState, LaunchCounts, Measurement, Phase, Result, Status
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import file_of
-from kvbench.sweep.budget import estimate_call_s
+from kvbench.sweep.budget import estimate
+from kvbench.sweep.first_call import FirstCall
 from kvbench.sweep.launches import counted, predicted
 from kvbench.sweep.replay import Replay
 from kvbench.timing.accelerator import Accelerator
@@ -134,7 +136,7 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
         return [_refusal(case, s, bench, "does not fit", one_line(error)) for s in candidates]
 
     rows: list[Result] = []
-    timed: list[Strategy] = []
+    timed: dict[Strategy, float] = {}
     for strategy in candidates:
         bench.on_step(strategy, "check")
         try:
@@ -142,8 +144,8 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
         except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
             _refuse_lost_device(error, bench)
             outcome = ("failed", one_line(error))
-        if outcome is None:
-            timed.append(strategy)
+        if isinstance(outcome, float):
+            timed[strategy] = outcome
         else:
             rows.append(_refusal(case, strategy, bench, *outcome))
     if timed:
@@ -174,8 +176,8 @@ def _refusal(case: Case, strategy: Strategy, bench: Bench, status: Status, reaso
     )
 
 
-def _examine(strategy: Strategy, workload: Workload, bench: Bench) -> tuple[Status, str] | None:
-    """None if the strategy may be timed, else the status and the reason of its row."""
+def _examine(strategy: Strategy, workload: Workload, bench: Bench) -> tuple[Status, str] | float:
+    """What a first call took if the strategy may be timed, else the status of its row and why."""
     case = workload.case
     unsupported = strategy.supports(case, bench.device)
     untimed = strategy.untimed(bench.device)
@@ -190,21 +192,24 @@ def _examine(strategy: Strategy, workload: Workload, bench: Bench) -> tuple[Stat
         if isinstance(copies, str):
             return "unsupported", copies
     budget_s = bench.call_budget_s * (1.0 if untimed is None else UNTIMED_SHARE)
-    expected_s = estimate_call_s(strategy, case, bench.device)
-    if expected_s > budget_s:
+    expected = estimate(strategy, case, bench.device)
+    if expected.call_s > budget_s:
         why = f" ({untimed})" if untimed else ""
         return (
             "over budget",
-            f"one call would take about {format_seconds(expected_s)}, "
+            f"one call would take about {format_seconds(expected.call_s)}, "
             f"over the {format_seconds(budget_s)} a call may take{why}",
         )
-    mismatch = oracle.check(strategy, workload)
+    first = FirstCall(strategy, bench.device)
+    mismatch = oracle.check(first, workload)
     if mismatch:
         return "incorrect", mismatch
-    return None if untimed is None else ("checked", untimed)
+    first_call_s = max(expected.first_call_s, first.seconds)
+    return first_call_s if untimed is None else ("checked", untimed)
 
 
-def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> list[Result]:
+def _time(strategies: Mapping[Strategy, float], workload: Workload, bench: Bench) -> list[Result]:
+    """The rows of strategies, given with what a first call of each took."""
     case = workload.case
     try:
         workloads = _workloads(workload, bench)
@@ -229,7 +234,7 @@ def _time(strategies: Sequence[Strategy], workload: Workload, bench: Bench) -> l
             continue
         subjects[strategy, "run"] = _run_call(strategy, workloads, prepared[strategy])
         launches[strategy, "run"] = counts
-        effects[strategy] = observed
+        effects[strategy] = dataclasses.replace(observed, first_call_s=strategies[strategy])
         if strategy.has_prepare():
             subjects[strategy, "prepare"] = functools.partial(strategy.prepare, workload)
             launches[strategy, "prepare"] = _launches(strategy, workload, "prepare", bench)
@@ -260,6 +265,8 @@ class Effects:
 
     allocates: bool
     page_faults: float | None = None
+    first_call_s: float | None = None
+    """What the first prepare and run took together."""
 
 
 def observe(call: Call) -> Effects:
@@ -452,6 +459,7 @@ def _measurement(
         floor_s=bench.floors_s[clock].at(sampling.calls_per_sample),
         allocates=effects.allocates,
         page_faults=effects.page_faults,
+        first_call_s=effects.first_call_s,
         nbytes=case.nbytes if moves else None,
         # Handing work over moves nothing.
         copy_share=case.nbytes / median_s / bench.copy_bytes_per_s
