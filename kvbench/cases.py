@@ -11,6 +11,14 @@ from kvbench.errors import InputError, unknown
 
 OPS = ("write", "read")
 BLOCK_ORDERS = ("sequential", "shuffled", "strided", "churned")
+_PLACING = frozenset(
+    {
+        *("start_pos", "lengths", "shared_blocks", "missing_blocks", "table_padding"),
+        *("padding_slots", "block_order", "slot_dtype", "seed"),
+    }
+)
+"""Fields that decide where tokens live, not which tensors there are."""
+
 LENGTHS = ("equal", "ragged", "holes")
 KV_INPUTS = ("contiguous", "fused_qkv", "sliced_v", "head_major")
 PADDING_SLOTS = ("negative", "absent")
@@ -237,6 +245,10 @@ class Case:
             lengths[i] += moved
             lengths[i + 1] -= moved
         return starts, lengths
+
+    def shape(self) -> tuple[object, ...]:
+        """What cases have in common whose tensors are of one shape, but for the pools' blocks."""
+        return tuple(value for name, value in self.fields().items() if name not in _PLACING)
 
     def axes(self) -> dict[str, int | str]:
         """The fields that have to be named so that a sweep of them is this very case."""

@@ -374,17 +374,18 @@ def _report(folders: Iterable[Path], layers: int) -> None:
     """Tables and plots of runs; exit code 1 if a strategy was wrong or failed."""
     from kvbench.report.tables import environment_line
 
-    frames = []
+    wrong = False
     for folder in folders:
         done = _load(folder)
-        frames.append(_frame(done))
-        _print_tables(frames[-1], layers, markdown=False)
-        _print_first_calls(frames[-1], markdown=False)
-        _print_untimed(frames[-1])
+        frame = _frame(done)
+        _print_tables(frame, layers, markdown=False)
+        _print_first_calls(frame, markdown=False)
+        _print_untimed(frame)
         _say(environment_line(done.info))
-        _save_plots(done, frames[-1], folder / PLOTS_FOLDER)
-    for frame in frames:
-        _exit_if_wrong(frame)
+        _save_plots(done, frame, folder / PLOTS_FOLDER)
+        wrong |= _say_wrong(frame)
+    if wrong:
+        sys.exit(1)
 
 
 @cli.command()
@@ -690,13 +691,14 @@ def _save_plots(done: Run, frame: "pd.DataFrame", folder: Path) -> None:
         _say(str(path))
 
 
-def _exit_if_wrong(frame: "pd.DataFrame") -> None:
+def _say_wrong(frame: "pd.DataFrame") -> bool:
+    """Name the rows that are incorrect or failed; whether there are any."""
     wrong = frame[frame["status"].isin(["incorrect", *RETRIED])]
     if not wrong.empty:
         _say(f"FAILED: {len(wrong)} rows are incorrect or failed; each names its command:")
-        for _, row in wrong.iterrows():
-            _say(f"{row['strategy']} {row['status']}: {row['reason']}\n  {row['repro']}")
-        sys.exit(1)
+    for _, row in wrong.iterrows():
+        _say(f"{row['strategy']} {row['status']}: {row['reason']}\n  {row['repro']}")
+    return not wrong.empty
 
 
 class Interrupted(Exception):  # noqa: N818 - what the user did

@@ -5,7 +5,7 @@ import functools
 import importlib
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from kvbench import oracle
 from kvbench.analysis.statistics import CONFIDENCE
+from kvbench.buffers import Buffers
 from kvbench.cases import Case
 from kvbench.devices import free_bytes, synchronize
 from kvbench.errors import KvbenchError
@@ -72,6 +73,8 @@ class Bench:
     """Where caches are to be cold."""
     accelerator: Accelerator | None = None
     """What launches are counted with; None on a CPU, where they are predicted."""
+    buffers: Buffers = field(default_factory=Buffers)
+    """Those of the last case, for the next of its shape."""
     on_step: Callable[[Strategy | None, str], None] = lambda *_: None
     """Told which strategy is about to do what, so that somebody knows if it never comes back."""
 
@@ -121,7 +124,7 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
         bench: Device, clocks and limits.
     """
     candidates = list(strategies)
-    free = free_bytes(bench.device)
+    free = bench.buffers.usable_bytes(case, bench.device) + free_bytes(bench.device)
     copies = copies_to_rotate(case.nbytes, bench.cache_bytes) if bench.cache == "rotated" else 1
     needed = needed_bytes(case, free, copies if isinstance(copies, int) else 1)
     if needed > free:
@@ -129,7 +132,7 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
         return [_refusal(case, s, bench, "does not fit", reason) for s in candidates]
 
     try:
-        workload = build(case, bench.device)
+        workload = bench.buffers.build(case, bench.device)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -150,6 +153,7 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
             rows.append(_refusal(case, strategy, bench, *outcome))
     if timed:
         rows += _time(timed, workload, bench)
+    bench.buffers.keep(workload)
     return rows
 
 

@@ -4,6 +4,7 @@ Everything that can end a process happens in the measurer, everything that must 
 """
 
 import datetime
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -84,11 +85,18 @@ class Plan:
         """The cases in the order in which they are measured.
 
         In random order a drift of the machine doesn't pass for an effect of an axis, and the first
-        cases tell how long the rest will take.
+        cases tell how long the rest will take. Cases of one shape follow each other, since they
+        share their buffers.
         """
-        cases = list(self.cases)
-        random.Random(self.seed).shuffle(cases)  # noqa: S311 - reproducible, not secret
-        return cases
+        shapes: dict[tuple[object, ...], list[Case]] = {}
+        for case in self.cases:
+            shapes.setdefault(case.shape(), []).append(case)
+        order = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
+        groups = list(shapes.values())
+        order.shuffle(groups)
+        for group in groups:
+            order.shuffle(group)
+        return list(itertools.chain(*groups))
 
 
 class InProcess:
