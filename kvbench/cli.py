@@ -219,7 +219,8 @@ def run(
 
     from kvbench import devices
     from kvbench.sweep.bench import select_clocks
-    from kvbench.sweep.runner import Plan, shard_of
+    from kvbench.sweep.order import shard_of
+    from kvbench.sweep.runner import Plan
 
     strategies = _strategies(patterns, files)
     _refuse_beside_ray(address, mixed=mixed, dry_run=dry_run, in_process=in_process)

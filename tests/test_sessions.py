@@ -11,7 +11,7 @@ from kvbench.axes import Axes
 from kvbench.errors import InputError, StoreError
 from kvbench.sessions import differences, differing_limits, merge
 from kvbench.store import load
-from kvbench.sweep.runner import shard_of
+from kvbench.sweep.order import shard_of
 
 CASES = Axes.parse(["seq_len=1:20:+1"]).expand()
 

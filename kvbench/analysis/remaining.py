@@ -2,7 +2,7 @@
 
 Cases of a sweep differ by orders of magnitude: a mean over those done is wrong by as much while few
 are. What a case takes is fitted instead: a fixed part, a part per token, which is what loops and
-interpreters take, and by op a part per byte.
+interpreters take, and a part per byte.
 """
 
 import time
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from kvbench.cases import OPS, Case
+from kvbench.cases import Case
 
 
 class Remaining:
@@ -23,7 +23,7 @@ class Remaining:
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self._left = {case: _features(case) for case in cases}
-        self._done: list[tuple[float, ...]] = []
+        self._done: list[tuple[float, float, float]] = []
         self._seconds: list[float] = []
         self._since = time.monotonic()
 
@@ -48,14 +48,11 @@ class Remaining:
         if not self._left:
             return 0.0
         done, seconds = np.array(self._done), np.array(self._seconds)
-        # Each in units of its largest, and a large case as important as its time: it is their sum
-        # that is asked for.
-        units = np.maximum(done.max(axis=0), 1.0)
-        factors, _ = nnls(done / units, seconds)
-        left = np.array(list(self._left.values())) / units
-        return float((left @ factors).sum())
+        largest = done.max(axis=0)
+        # What a case takes varies in proportion to it: each residual counts relative to its time.
+        factors, _ = nnls(done / largest / seconds[:, np.newaxis], np.ones(len(seconds)))
+        return float((np.array(list(self._left.values())) / largest @ factors).sum())
 
 
-def _features(case: Case) -> tuple[float, ...]:
-    nbytes = [float(case.nbytes) if case.op == op else 0.0 for op in OPS]
-    return 1.0, float(case.tokens), *nbytes
+def _features(case: Case) -> tuple[float, float, float]:
+    return 1.0, 1.0 + case.tokens, 1.0 + case.nbytes

@@ -4,8 +4,6 @@ Everything that can end a process happens in the measurer, everything that must 
 """
 
 import datetime
-import itertools
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from kvbench.store import Run, RunWriter, has_run, require_room, reserve
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.bench import Machine, Settings, examine, set_up
 from kvbench.sweep.measure import measure_case
+from kvbench.sweep.order import in_order
 from kvbench.sweep.survive import Measurer, survive
 from kvbench.sweep.worker import Worker
 
@@ -82,21 +81,8 @@ class Plan:
         )
 
     def in_order(self) -> list[Case]:
-        """The cases in the order in which they are measured.
-
-        In random order a drift of the machine doesn't pass for an effect of an axis, and the first
-        cases tell how long the rest will take. Cases of one shape follow each other, since they
-        share their buffers.
-        """
-        shapes: dict[tuple[object, ...], list[Case]] = {}
-        for case in self.cases:
-            shapes.setdefault(case.shape(), []).append(case)
-        order = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
-        groups = list(shapes.values())
-        order.shuffle(groups)
-        for group in groups:
-            order.shuffle(group)
-        return list(itertools.chain(*groups))
+        """The cases in the order in which they are measured."""
+        return in_order(self.cases, self.seed)
 
 
 class InProcess:
@@ -276,16 +262,6 @@ def refuse_mixing(
         raise StoreError(
             f"the run was measured with {', '.join(found)}; expected the same, or --allow-mixed"
         )
-
-
-def shard_of(cases: Sequence[Case], seed: int, number: int, count: int) -> tuple[Case, ...]:
-    """One of so many shards of a sweep, numbered from 1: every case is in one of them.
-
-    They are cut from the random order of measuring, so that each takes about as long.
-    """
-    ordered = list(cases)
-    random.Random(seed).shuffle(ordered)  # noqa: S311 - reproducible, not secret
-    return tuple(ordered[number - 1 :: count])
 
 
 def now() -> str:
