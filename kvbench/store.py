@@ -334,9 +334,10 @@ def _load_info(folder: Path) -> RunInfo:
     try:
         data = path.read_bytes()
     except OSError as error:
+        inside = sorted(str(found.parent) for found in folder.glob(f"*/{RUN_FILE}"))
         raise StoreError(
             f"run {str(folder)!r}: no {RUN_FILE} to read ({error.strerror}); "
-            "expected the folder of a run, as `kvbench run` made it"
+            f"expected {' or '.join(inside) or 'the folder of a run, as `kvbench run` made it'}"
         ) from error
     try:
         version = msgspec.json.decode(data, type=dict[str, object]).get("schema_version")

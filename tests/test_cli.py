@@ -753,6 +753,17 @@ def test_a_clock_that_the_device_does_not_have_is_refused(kvbench_, tmp_path):
     assert "unknown clock of cpu: 'grph'" in ended.err
 
 
+@pytest.mark.parametrize("option", ["--dry-run", "--in-process", "--allow-mixed"])
+def test_a_cluster_goes_with_no_option_of_one_process(option, kvbench_):
+    refused(kvbench_("run", *TINY, "--ray", "auto", option), f"--ray with {option}")
+
+
+def test_nobody_at_the_address_of_a_cluster_is_said_at_once(kvbench_, tmp_path):
+    out = tmp_path / "out"
+    refused(kvbench_("run", *TINY, "--ray", "127.0.0.1:1", "-o", out), "Ray at '127.0.0.1:1'")
+    assert not out.exists()
+
+
 def test_shards_are_measured_apart_and_merged(kvbench_, tmp_path):
     run = ("run", "-a", "seq_len=1,2,3", "-s", "write.loop", *QUICK)
     for number in (1, 2):

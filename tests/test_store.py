@@ -4,11 +4,14 @@ import errno
 import json
 import os
 import resource
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from drawn import cases
 from hypothesis import given
@@ -18,6 +21,7 @@ from made import SAMPLES_S, contents, measurement, result, run_folder, run_info
 from kvbench.errors import StoreError
 from kvbench.results import SCHEMA_VERSION, Result
 from kvbench.store import ROWS_FILE, RUN_FILE, RunWriter, load, reserve
+from kvbench.timing.rounds import StoppingRule
 
 ROWS = tuple(result(samples_s=[sample * n for sample in SAMPLES_S], seq_len=n) for n in (1, 2, 3))
 
@@ -208,6 +212,13 @@ def test_no_folder(tmp_path):
     assert str(tmp_path / "nowhere") in message_of(load, tmp_path / "nowhere")
 
 
+def test_the_folder_of_a_sweep_over_a_cluster_names_its_runs(tmp_path):
+    for kind in ("l4", "h100"):
+        run_folder(tmp_path / kind, [])
+    message = message_of(load, tmp_path)
+    assert message.endswith(f"expected {tmp_path / 'h100'} or {tmp_path / 'l4'}")
+
+
 def test_a_file_is_no_run(tmp_path):
     (tmp_path / "file").touch()
     assert str(tmp_path / "file") in message_of(load, tmp_path / "file")
@@ -247,6 +258,26 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     assert str(path) in message
     assert "expected a folder to write to" in message
     assert path.read_text() == "kept"
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(0, False), (256, False), (257, True)])
+def test_a_disk_without_room_for_all_rows_is_refused(rows, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    if not refused:
+        claim(tmp_path / "out", rows)
+        return
+    message = message_of(lambda folder: claim(folder, rows), tmp_path / "out")
+    assert str(tmp_path / "out") in message
+    assert "1.00 MiB are free on its disk; expected room for 257 rows, up to 1.00 MiB" in message
+    claim(tmp_path / "out", rows - 1)  # the refusal held nothing
+
+
+def test_a_row_takes_no_more_than_is_reckoned_with():
+    """With all of its samples to the last digit, as many as are ever taken."""
+    samples = [1 / 3 * 1e-5 + n * 1e-9 / 7 for n in range(StoppingRule.max_rounds)]
+    case = {"layout": "NHD-KV", "block_order": "sequential", "lengths": "equal", "seed": 2**40}
+    row = result("write.slot_mapping", samples, seq_len=131072, **case)
+    assert len(msgspec.json.encode(row)) < 4096
 
 
 def test_a_folder_below_a_file_is_refused(tmp_path):
