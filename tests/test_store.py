@@ -274,7 +274,7 @@ def test_a_disk_without_room_for_all_rows_is_refused(rows, refused, tmp_path, mo
 
 def test_a_row_takes_no_more_than_is_reckoned_with():
     """With all of its samples to the last digit, as many as are ever taken."""
-    samples = [1 / 3 * 1e-5 + n * 1e-9 / 7 for n in range(StoppingRule.max_rounds)]
+    samples = [1 / 3 * 1e-5 + n * 1e-9 / 7 for n in range(StoppingRule().max_rounds)]
     case = {"layout": "NHD-KV", "block_order": "sequential", "lengths": "equal", "seed": 2**40}
     row = result("write.slot_mapping", samples, seq_len=131072, **case)
     assert len(msgspec.json.encode(row)) < 4096
