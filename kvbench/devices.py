@@ -1,5 +1,8 @@
 """Devices through torch's device-neutral API: CUDA, ROCm and XPU alike, and the CPU."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import psutil
 import torch
 
@@ -7,6 +10,43 @@ from kvbench.errors import InputError
 
 _KINDS = ("cuda", "xpu")
 """Accelerators with the events, profiler and memory figures that are needed; ROCm is "cuda"."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cgroup:
+    """Where Linux tells a container of its memory."""
+
+    limit: Path
+    used: Path
+    stat: Path
+    reclaimable: str
+    """What of the used is a cache of files, that makes way for tensors."""
+
+
+_V2, _V1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+_CGROUPS = (
+    _Cgroup(_V2 / "memory.max", _V2 / "memory.current", _V2 / "memory.stat", "inactive_file"),
+    _Cgroup(
+        _V1 / "memory.limit_in_bytes",
+        _V1 / "memory.usage_in_bytes",
+        _V1 / "memory.stat",
+        "total_inactive_file",
+    ),
+)
+
+
+def _left(group: _Cgroup) -> float:
+    """Bytes that a control group leaves; infinity where there is none, or no limit."""
+    try:
+        limit = group.limit.read_text(encoding="ascii").strip()
+        used = int(group.used.read_text(encoding="ascii"))
+        lines = group.stat.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return float("inf")
+    if limit == "max":
+        return float("inf")
+    caches = [int(line.split()[1]) for line in lines if line.startswith(f"{group.reclaimable} ")]
+    return max(int(limit) - used + sum(caches), 0)
 
 
 def available() -> tuple[str, ...]:
@@ -47,9 +87,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that new tensors can take on the device."""
+    """Memory that new tensors can take on the device; in a container, what that leaves them."""
     if device.type == "cpu":
-        return int(psutil.virtual_memory().available)
+        available = int(psutil.virtual_memory().available)
+        return int(min(available, *(_left(group) for group in _CGROUPS)))
     module = torch.get_device_module(device)
     free, _ = module.mem_get_info(device)
     cached = module.memory_reserved(device) - module.memory_allocated(device)

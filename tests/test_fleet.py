@@ -410,6 +410,42 @@ def test_a_host_whose_worker_does_not_start_says_why(monkeypatch):
     assert Host(plan().settings(), [], 300.0, "a").examine() == "no such device"
 
 
+class Failing(Nodes):
+    """Ray, with a host that fails."""
+
+    class exceptions:  # noqa: N801 - as Ray has it
+        class RayError(Exception):
+            cause = None
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__({"GPU": 1})
+        self.error = error
+        self.killed = []
+
+    def wait(self, refs, **_):
+        return list(refs), []
+
+    def get(self, _):
+        raise self.error
+
+    def kill(self, actor):
+        self.killed.append(actor)
+
+
+def test_a_host_that_fails_is_ended_and_says_what_failed():
+    error = Failing.exceptions.RayError("ray::Host.measure() (pid=1)\n  File ...")
+    error.cause = TypeError("a fault\nof ours")
+    ray = Failing(error)
+    cluster = Cluster(ray)
+    at = place("a")
+    cluster._hosts[at] = "host"
+    cluster._pending["ref"] = (at, None)
+    assert list(cluster.answers(1.0)) == [Answer(at, None, "TypeError: a fault of ours")]
+    assert ray.killed == ["host"]
+    assert not cluster.is_open(at)
+    assert not cluster.busy()
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:port", "nowhere"])
 def test_an_address_where_nobody_listens_is_an_error_at_once(address):
     expected = rf"Ray at '{address}': .*; expected the address"

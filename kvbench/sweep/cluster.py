@@ -20,6 +20,7 @@ from kvbench.errors import InputError, KvbenchError
 from kvbench.results import Result
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.bench import Machine, Settings
+from kvbench.sweep.measure import one_line
 from kvbench.sweep.survive import survive
 from kvbench.sweep.worker import Portable, Worker, unpack
 
@@ -175,8 +176,8 @@ class Cluster:
                 value = self._ray.get(ref)
             except self._ray.exceptions.RayError as error:
                 # A node that died, or a host that was ended; what a strategy does is no error here.
-                value = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-                self._hosts.pop(place, None)
+                value = one_line(getattr(error, "cause", None) or error)
+                self._ray.kill(self._hosts.pop(place))  # if it lives on, it would keep its GPU
             yield Answer(place, case, value)
 
     def is_open(self, place: Place) -> bool:
