@@ -27,7 +27,8 @@ def container(tmp_path, monkeypatch):
     return say
 
 
-def test_without_a_container_it_is_what_the_system_has(container):
+@pytest.mark.usefixtures("container")
+def test_without_a_container_it_is_what_the_system_has():
     assert free_bytes(CPU) == 100 * GIB
 
 
