@@ -20,10 +20,17 @@ _LINE_EVERY_S = 20.0
 
 
 class Meter:
-    """Counts cases. On a terminal a bar with an ETA; in a log a line every so often."""
+    """Counts what is done. On a terminal a bar with an ETA; in a log a line every so often.
 
-    def __init__(self, console: Console, total: int) -> None:
+    Args:
+        console: Where to.
+        total: How many there will be.
+        what: Of what, in the plural.
+    """
+
+    def __init__(self, console: Console, total: int, what: str = "cases") -> None:
         self._console = console
+        self._what = what
         self._total = total
         self._done = 0
         self._started = self._said = time.monotonic()
@@ -32,7 +39,7 @@ class Meter:
             self._bar = Progress(
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("cases, elapsed"),
+                TextColumn(f"{what}, elapsed"),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 # Over many cases: their times differ by orders of magnitude.
@@ -59,14 +66,14 @@ class Meter:
             self._bar.stop()
 
     def expect(self, total: int) -> None:
-        """So many cases there will be."""
+        """So many there will be."""
         self._total = total
         self._started = self._said = time.monotonic()
         if self._bar:
             self._bar.reset(self._task, total=total)
 
     def advance(self, description: str) -> None:
-        """One case more is done."""
+        """One more is done."""
         self._done += 1
         if self._bar:
             self._bar.update(self._task, advance=1, description=description)
@@ -77,6 +84,6 @@ class Meter:
             elapsed = now - self._started
             left = elapsed / self._done * (self._total - self._done)
             self._console.print(
-                f"{self._done} of {self._total} cases, {format_duration(elapsed)} elapsed, "
+                f"{self._done} of {self._total} {self._what}, {format_duration(elapsed)} elapsed, "
                 f"about {format_duration(left)} left"
             )
