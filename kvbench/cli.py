@@ -589,10 +589,16 @@ def doctor(device: str, cells: int) -> None:
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Where to; RUN/plots by default."
 )
-def plot(folder: Path, out: Path | None) -> None:
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Draw every figure; without it, of a run with many, those that tell most.",
+)
+def plot(folder: Path, out: Path | None, *, everything: bool) -> None:
     """Draw the launch-overhead curves and speed-ups of a run, as PNG and SVG."""
     done = _load(folder)
-    _save_plots(done, _frame(done), out or folder / PLOTS_FOLDER)
+    _save_plots(done, _frame(done), out or folder / PLOTS_FOLDER, everything=everything)
 
 
 def _strategies(patterns: Iterable[str], files: Iterable[Path]) -> tuple["Strategy", ...]:
@@ -679,17 +685,32 @@ def _print_untimed(frame: "pd.DataFrame") -> None:
         out.print(table.rich())
 
 
-def _save_plots(done: Run, frame: "pd.DataFrame", folder: Path) -> None:
-    from kvbench.report.plots import figures
+def _save_plots(
+    done: Run, frame: "pd.DataFrame", folder: Path, *, everything: bool = False
+) -> None:
+    from kvbench.report.plots import most_telling, sketches
+    from kvbench.report.progress import Meter
     from kvbench.report.save import save_figure
 
+    found = sketches(frame, done.info)
+    drawn = found if everything else most_telling(found)
     paths: list[Path] = []
-    for name, figure in figures(frame, done.info):
-        paths += save_figure(figure, folder, name)
+    with Meter(out, len(drawn), "figures") as meter:
+        for sketch in drawn:
+            paths += save_figure(sketch.draw(), folder, sketch.name)
+            meter.advance(sketch.name)
     if not paths:
         _say("No plots: no strategy was timed at two or more values of seq_len.")
     for path in paths:
         _say(str(path))
+    if len(drawn) < len(found):
+        words = ["kvbench", "plot", str(done.folder), "--all"]
+        if folder != done.folder / PLOTS_FOLDER:
+            words += ["-o", str(folder)]
+        _say(
+            f"{len(found) - len(drawn)} of {len(found)} figures are left out, those farthest from "
+            f"a case's defaults; `{shlex.join(words)}` draws all"
+        )
 
 
 def _say_wrong(frame: "pd.DataFrame") -> bool:

@@ -2,8 +2,10 @@
 
 import itertools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import numpy as np
 
 from kvbench.cases import Case
 from kvbench.results import (
@@ -168,6 +170,92 @@ def sweep_rows(
             once = tuple(sample / 2 for sample in samples)
             rows.append(result(f"{op}.{family}", once, phase="prepare", **fields))
     return rows
+
+
+_LARGE_SETTINGS = {
+    "layout": ("NHD", "HND", "NHD-KV", "HND-KV"),
+    "cache_dtype": ("auto", "fp8_e4m3"),
+    "dtype": ("bf16", "fp16", "fp32"),
+    "batch": (1, 8),
+    "block_order": ("shuffled", "sequential"),
+    "op": ("write", "read"),
+}
+"""What the settings of a large run differ in, each field's default first."""
+SHARE_OF_WALL = {"wall": 1.0, "enqueue": 0.7, "device": 0.9}
+"""The clocks of a large run on a GPU, each with its share of the wall time."""
+_LARGE_STRATEGIES = (*STRATEGY_TIMES_S, "triton")
+_MOST_CALL_S = 0.02
+
+
+def large_rows(
+    count: int,
+    *,
+    seq_lens: Iterable[int] = tuple(2**n for n in range(14)),
+    block_sizes: Iterable[int] = (16, 8, 32, 64),
+    kv_heads: Iterable[int] = (8, 1, 32),
+    clocks: Iterable[str] = tuple(SHARE_OF_WALL),
+    samples: int = 30,
+) -> Iterator[Result]:
+    """So many rows of a real run's kind, one at a time: settings, strategies, phases and clocks.
+
+    The loop takes too long for the largest cases, for reasons that differ, and does no fp8.
+    """
+    rng = np.random.default_rng(0)
+    sizes = list(itertools.product(seq_lens, block_sizes, kv_heads))
+    settings = itertools.product(*_LARGE_SETTINGS.values())
+    rows = (
+        row
+        for values in settings
+        for size in sizes
+        for row in _large_case(
+            dict(zip(_LARGE_SETTINGS, values, strict=True)), size, tuple(clocks), samples, rng
+        )
+    )
+    return itertools.islice(rows, count)
+
+
+def _large_case(
+    setting: dict,
+    size: tuple[int, int, int],
+    clocks: tuple[str, ...],
+    samples: int,
+    rng: np.random.Generator,
+) -> Iterator[Result]:
+    seq_len, block_size, heads = size
+    numbers = {"seq_len": seq_len, "block_size": block_size}
+    fields = {**setting, **numbers, "num_heads": heads, "num_kv_heads": heads}
+    case = Case(**fields)
+    axes = " ".join(f"-a {name}={value}" for name, value in case.fields().items())
+    for family in _LARGE_STRATEGIES:
+        strategy = f"{case.op}.{family}"
+        repro = f"kvbench run {axes} -s {strategy} --device cuda --cache hot --cell-seconds 0.5"
+        fixed, each = STRATEGY_TIMES_S.get(family, (8e-6, 3e-9))
+        call_s = fixed + each * case.tokens * (1 + heads / 32)
+        phases = ("run", "prepare") if family in {"slot_mapping", "triton"} else ("run",)
+        for phase, clock in itertools.product(phases, clocks):
+            status, reason, times = "ok", None, None
+            if family == "loop" and case.quantised:
+                status, reason = "unsupported", f"{case.cache_dtype} pools are not for a loop"
+            elif call_s > _MOST_CALL_S:
+                status, reason = "over budget", f"one call would take about {call_s:.3g} s"
+            else:
+                base = call_s * SHARE_OF_WALL[clock] * (0.5 if phase == "prepare" else 1.0)
+                times = (base * rng.lognormal(0.02, 0.05, samples)).tolist()
+                ordered, quarter = sorted(times), samples // 4
+                ends = {"low_s": ordered[quarter], "high_s": ordered[-quarter - 1]}
+            launches = predicted_launches(strategy, phase, fields)
+            yield Result(
+                case=case,
+                strategy=strategy,
+                phase=phase,
+                clock=clock,
+                cache="hot",
+                status=status,
+                reason=reason,
+                measurement=None if times is None else measurement(times, **ends),
+                launches=launches,
+                repro=repro,
+            )
 
 
 def run_folder(folder: Path, rows: Iterable[Result], **info) -> Path:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import measurement, result, sweep_rows
 
-from kvbench.analysis.frame import CASE_FIELDS, groups, timed, to_frame
+from kvbench.analysis.frame import CASE_FIELDS, main_group, settings_of, timed, to_frame, unusual
 from kvbench.analysis.ranking import Standing, rank, step_costs
-from kvbench.analysis.speedup import speedups
+from kvbench.analysis.speedup import comparable, speedups
+from kvbench.analysis.statistics import ratio_interval
 from kvbench.cases import Case
 from kvbench.results import Measurement
 
@@ -67,6 +68,19 @@ def test_the_bytes_of_a_prepare_are_missing():
     assert math.isnan(to_frame([prepare, result()])["nbytes"][0])
 
 
+def test_rows_of_equal_cases_become_the_lines_that_each_would_become_alone():
+    rows = [
+        *sweep_rows(seq_lens=(8, 1), kv_heads=(2, 8), seed=2**70),
+        *sweep_rows(seq_lens=(8, 1), batch=0),
+        result("write.triton", status="checked"),
+    ]
+    frame = to_frame([rows[i] for i in (5, 0, 5, 11, -1, 3, 0)])
+    alone = [to_frame([rows[i]]).iloc[0] for i in (5, 0, 5, 11, -1, 3, 0)]
+    for (_, line), own in zip(frame.iterrows(), alone, strict=True):
+        assert line.drop("samples_s").fillna("none").equals(own.drop("samples_s").fillna("none"))
+        assert line["samples_s"] == own["samples_s"]
+
+
 def test_no_rows_make_an_empty_frame_with_the_same_columns():
     assert list(to_frame([]).columns) == list(to_frame([result()]).columns)
 
@@ -83,25 +97,29 @@ def test_timed_keeps_the_measured_rows_of_one_phase():
     assert list(timed(frame, "prepare")["median_s"]) == [3e-6]
 
 
-def test_groups_are_by_what_is_not_free_and_the_largest_is_first():
+def test_settings_are_of_what_is_not_free_and_the_largest_is_first():
     rows = [
         *(row("write.loop", 1e-6, n, dtype="fp32") for n in (1, 2)),
         *(row("write.loop", 1e-6, n, dtype="bf16") for n in (1, 2, 4)),
         row("write.loop", 1e-6, 1, dtype="fp16"),
     ]
-    found = groups(to_frame(rows), ("seq_len",))
-    assert [(shared["dtype"], list(rows["seq_len"])) for shared, rows in found] == [
+    frame = to_frame(rows)
+    found = settings_of(frame, ("seq_len",))
+    assert [(shared["dtype"], list(frame["seq_len"].iloc[places])) for shared, places in found] == [
         ("bf16", [1, 2, 4]),
         ("fp32", [1, 2]),
         ("fp16", [1]),
     ]
     assert set(found[0][0]) == {*CASE_FIELDS, "queries_per_kv_head"} - {"seq_len", "num_heads"}
+    assert [unusual(shared) for shared, _ in found] == [0, 1, 1]
+    shared, own = main_group(frame, ("seq_len",))
+    assert (shared, list(own.index)) == (found[0][0], [2, 3, 4])
 
 
 def test_query_heads_do_not_part_a_sweep_over_kv_heads():
     rows = [row("write.loop", 1e-6, num_kv_heads=n, num_heads=n) for n in (1, 8, 32)]
-    assert len(groups(to_frame(rows), ("num_kv_heads",))) == 1
-    assert len(groups(to_frame(rows), ())) == 3
+    assert len(settings_of(to_frame(rows), ("num_kv_heads",))) == 1
+    assert len(settings_of(to_frame(rows), ())) == 3
 
 
 def test_a_step_is_one_prepare_and_a_run_for_each_layer():
@@ -288,6 +306,14 @@ def test_speed_ups_are_against_the_reference_in_the_same_case():
     )
 
 
+def test_the_median_ratio_is_that_of_the_sorted_ratios_whatever_their_number():
+    for count in range(1, 12):
+        numerators = np.random.default_rng(count).lognormal(size=count)
+        found = ratio_interval(numerators, np.ones(count))
+        assert found.median == np.median(numerators)
+
+
 def test_without_the_reference_there_is_no_speed_up():
     frame = to_frame([row("write.indexing", 1e-6)])
     assert speedups(frame, "write.loop").empty
+    assert comparable(frame, "write.loop").empty

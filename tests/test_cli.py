@@ -1,22 +1,26 @@
 """The command line as a user meets it: what is printed, what is left behind, the exit codes."""
 
+import functools
+import gc
 import os
 import re
 import shlex
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from made import contents, result, run_folder, sweep_rows
+from made import contents, large_rows, result, run_folder, sweep_rows
 
 import kvbench
 from kvbench import cli
+from kvbench.analysis.frame import to_frame
 from kvbench.axes import AXES, Axes, expand_all
 from kvbench.cases import CACHE_DTYPES, DTYPE_BYTES, KV_SCALES, LAYOUTS, OPS
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS
-from kvbench.report import style
+from kvbench.report import plots, save, style
 from kvbench.store import ROWS_FILE, RUN_FILE, load
 from kvbench.strategies import registry
 from kvbench.sweep import runner
@@ -405,6 +409,65 @@ def test_plot_draws_into_another_folder_and_leaves_the_run_alone(kvbench_, made_
     assert (ended.code, ended.err) == (0, "")
     assert len(contents(tmp_path / "else" / "where")) == 8
     assert contents(made_run) == before
+
+
+@pytest.fixture
+def large_run(tmp_path):
+    sizes = {"seq_lens": (1, 8), "block_sizes": (16,), "kv_heads": (8,)}
+    rows = large_rows(96, **sizes, clocks=("wall",), samples=3)
+    return run_folder(tmp_path / "run", rows)
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """Names of the figures that would have been saved; each is gone when the next one is."""
+    names, figures = [], []
+
+    def keep(figure, folder, name):
+        gc.collect()
+        assert [ref() for ref in figures if ref() is not None] == []
+        figures.append(weakref.ref(figure))
+        names.append(name)
+        return folder / f"{name}.png", folder / f"{name}.svg"
+
+    monkeypatch.setattr(save, "save_figure", keep)
+    return names
+
+
+def test_figures_of_a_large_run_that_are_left_out_are_said(
+    kvbench_, large_run, saved, monkeypatch, tmp_path
+):
+    few = functools.partial(plots.most_telling, most_panels=8)
+    monkeypatch.setattr(plots, "most_telling", few)
+    total = len(plots.sketches(to_frame(load(large_run).results), load(large_run).info))
+    ended = kvbench_("plot", large_run)
+    assert (ended.code, ended.err) == (0, "")
+    assert saved == [
+        f"{op}-{kind}" for op in ("write", "read") for kind in ("launch-overhead", "speedup")
+    ]
+    *paths, last = ended.out.splitlines()
+    assert paths == [
+        str(large_run / "plots" / f"{name}.{ending}") for name in saved for ending in ("png", "svg")
+    ]
+    assert last == (
+        f"{total - 4} of {total} figures are left out, those farthest from a case's defaults; "
+        f"`kvbench plot {large_run} --all` draws all"
+    )
+    elsewhere = tmp_path / "else where"
+    assert f"--all -o '{elsewhere}'` draws all" in kvbench_("plot", large_run, "-o", elsewhere).out
+
+
+def test_all_figures_of_a_large_run_are_drawn_one_at_a_time_when_asked_for(
+    kvbench_, large_run, saved, monkeypatch
+):
+    few = functools.partial(plots.most_telling, most_panels=2)
+    monkeypatch.setattr(plots, "most_telling", few)
+    ended = kvbench_("plot", large_run, "--all")
+    assert (ended.code, ended.err) == (0, "")
+    frame = to_frame(load(large_run).results)
+    assert saved == [sketch.name for sketch in plots.sketches(frame, load(large_run).info)]
+    assert len(set(saved)) == len(saved) == 16
+    assert "left out" not in ended.out
 
 
 BAD_INPUTS = {

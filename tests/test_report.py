@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import environment, measurement, result, run_info, sweep_rows
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from rich.console import Console
 
@@ -21,7 +22,7 @@ from kvbench.errors import StoreError
 from kvbench.report import progress
 from kvbench.report.curves import launch_overhead_figure
 from kvbench.report.panels import pages, spread
-from kvbench.report.plots import figures
+from kvbench.report.plots import figures, most_telling, sketches
 from kvbench.report.progress import Meter
 from kvbench.report.save import save_figure
 from kvbench.report.speedup import speedup_figure
@@ -249,6 +250,59 @@ def test_a_run_has_curves_for_each_op_and_speed_ups_where_the_loop_was_timed():
     assert list(found) == ["write-launch-overhead", "write-speedup", "read-launch-overhead"]
 
 
+def test_a_run_of_few_panels_draws_all_it_has():
+    rows = [*sweep_rows(), *sweep_rows(seq_lens=(1, 8), dtype="fp32", strategies=("loop",))]
+    found = sketches(to_frame(rows), run_info())
+    assert most_telling(found) == found
+    assert [sketch.panels for sketch in found] == [1] * 4
+
+
+def many_settings():
+    """By two clocks, 2 x 2 panels of 12 settings, the usual one neither first nor the largest."""
+    rows = []
+    for dtype, batch, layout in itertools.product(
+        ("fp32", "bf16"), (8, 1), ("x-packed", "HND", "NHD")
+    ):
+        seq_lens = (1, 8, 64) if (dtype, batch, layout) == ("bf16", 1, "HND") else (1, 8)
+        fields = {"dtype": dtype, "batch": batch, "layout": layout, "seq_lens": seq_lens}
+        rows += sweep_rows(block_sizes=(16, 64), kv_heads=(1, 8), strategies=("loop",), **fields)
+    return [*rows, *(dataclasses.replace(row, clock="device") for row in rows)]
+
+
+def test_of_many_figures_the_main_ones_come_first_then_those_nearest_to_the_defaults():
+    found = sketches(to_frame(many_settings()), run_info())
+    assert len(found) == 2 * 2 * 12
+    names = [sketch.name for sketch in found]
+
+    def picked(figures):
+        chosen = most_telling(found, 5 * figures)  # four panels, and one for the rest
+        assert chosen == [sketch for sketch in found if sketch in chosen]
+        assert len(chosen) == figures
+        return {sketch.name for sketch in chosen}
+
+    wall = {"write-launch-overhead", "write-speedup"}
+    main = wall | {f"{name}-device" for name in wall}
+    near = {f"{name}-layout-NHD" for name in main}  # NHD is the default; most rows are HND's
+    assert picked(1) == {"write-launch-overhead"}
+    assert picked(2) == wall
+    assert picked(4) == main
+    assert picked(8) == main | near
+    # One step from the defaults: another layout, batch or dtype.
+    others = {
+        f"{name}-{setting}"
+        for name in main
+        for setting in ("layout-x-packed", "batch-8-layout-NHD", "dtype-fp32-layout-NHD")
+    }
+    assert picked(20) == main | near | others
+    assert picked(48) == set(names)
+
+
+def test_one_figure_there_is_however_few_panels_are_asked_for():
+    found = sketches(to_frame(many_settings()), run_info())
+    assert [sketch.name for sketch in most_telling(found, 0)] == ["write-launch-overhead"]
+    assert most_telling([], 0) == []
+
+
 def test_figures_of_other_settings_have_names_that_say_them():
     rows = [*sweep_rows(), *sweep_rows(seq_lens=(1, 8), dtype="fp32", strategies=("loop",))]
     assert [name for name, _ in figures(to_frame(rows), run_info())] == [
@@ -329,6 +383,43 @@ def test_a_figure_is_saved_as_png_and_svg_the_same_bytes_each_time(tmp_path):
     png, svg = saved[0]
     assert png.startswith(b"\x89PNG\r\n")
     assert saved[1] == [png, svg]
+
+
+def test_a_figure_can_be_saved_again_and_is_the_same(tmp_path):
+    figure = curve_of(sweep_rows())
+    first = [path.read_bytes() for path in save_figure(figure, tmp_path, "one")]
+    assert [path.read_bytes() for path in save_figure(figure, tmp_path, "two")] == first
+
+
+def test_nothing_of_a_figure_is_cut_off_and_no_panel_lies_on_another():
+    rows = sweep_rows(block_sizes=(16, 64), kv_heads=(1, 8))
+    figure = curve_of(rows)
+    figure.set_dpi(200)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = [panel.get_tightbbox(renderer) for panel in figure.axes]
+    for box in boxes:
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+    for one, two in itertools.combinations(boxes, 2):
+        assert not one.overlaps(two)
+
+
+def test_minor_ticks_are_drawn_where_the_axis_has_none_of_its_own():
+    rows = [result("write.loop", [s] * 5, seq_len=n) for n, s in ((1, 2e-6), (8, 3e-3))]
+    figure = curve_of(rows)
+    (panel,) = figure.axes
+    (ticks,) = figure.artists
+    low, high = panel.get_ylim()
+    expected = [
+        step * 10.0**decade
+        for decade in range(-3, 6)
+        for step in range(2, 10)
+        if low <= step * 10.0**decade <= high
+    ]
+    assert list(ticks.get_ydata()) == pytest.approx(expected)
+    assert list(panel.yaxis.get_minorticklocs()) == []
 
 
 def test_svg_has_text_as_text(tmp_path):
@@ -475,9 +566,92 @@ def test_what_was_not_timed_is_a_table_by_strategy_and_status():
     table = untimed_table(to_frame(rows))
     assert table.rows == (
         ("write.loop", "wall", "over budget", "1", "[too] slow"),
-        ("write.triton", "wall", "checked", "2", "why 1"),
+        ("write.triton", "wall", "checked", "1", "why 1"),
+        ("", "", "", "1", "why 2"),
     )
     assert untimed_table(to_frame([result()])) is None
+
+
+def untimed(*reasons):
+    rows = [
+        result("write.triton", status="unsupported", reason=reason, seq_len=number)
+        for number, reason in enumerate(reasons)
+    ]
+    table = untimed_table(to_frame(rows))
+    assert sum(int(count) for *_, count, _ in table.rows) == len(rows)
+    return [(count, reason) for *_, count, reason in table.rows]
+
+
+def test_unlike_reasons_are_listed_the_most_frequent_first():
+    assert untimed("no HND", "no fp8", "no MLA", "no fp8", "no MLA", "no fp8") == [
+        ("3", "no fp8"),
+        ("2", "no MLA"),
+        ("1", "no HND"),
+    ]
+
+
+def test_of_very_many_reasons_the_rest_are_counted():
+    assert untimed(*"a" * 9, *"b" * 8, *"c" * 7, *"d" * 6, *"efggh") == [
+        ("9", "a"),
+        ("8", "b"),
+        ("7", "c"),
+        ("6", "d"),
+        ("5", "and 4 more reasons"),
+    ]
+
+
+def test_reasons_that_differ_in_numbers_alone_are_put_together_where_there_are_many():
+    slow = [f"one call would take about {time}" for time in ("1.58 s", "168 ms", "20.1 s")]
+    few = [*slow, "no fp8_e4m3", "no fp8_e5m2"]
+    assert untimed(*few) == [("1", reason) for reason in few]
+    assert untimed(*few, "one call would take about 2 s", "no fp8_e5m2") == [
+        ("4", "one call would take about 1.58 s (and 3 alike, of other numbers)"),
+        ("2", "no fp8_e5m2"),
+        ("1", "no fp8_e4m3"),
+    ]
+
+
+def test_a_reason_of_run_and_prepare_is_that_of_one_case():
+    rows = [
+        result("write.slot_mapping", status="checked", reason="no", phase=phase)
+        for phase in ("run", "prepare")
+    ]
+    assert untimed_table(to_frame(rows)).rows == (
+        ("write.slot_mapping", "wall", "checked", "1", "no"),
+    )
+
+
+def test_times_say_which_part_of_the_run_they_are_of():
+    main = sweep_rows(seq_lens=range(1, 9))
+    assert times_table(to_frame(sweep_rows()), "write", 1).note == ""
+    other = [*sweep_rows(layout="HND"), *sweep_rows(block_sizes=(64,))]
+    assert times_table(to_frame([*main, *other]), "write", 1).note == (
+        "Of the 42 runs timed, 24 have this setting; 18 of another block_size or layout are left "
+        "out. 6 of 8 values of seq_len are shown."
+    )
+    one = times_table(to_frame([*main, *sweep_rows(layout="HND")]), "write", 1)
+    assert "9 of another layout are left out" in one.note
+
+
+def test_a_ranking_says_which_cases_it_leaves_out():
+    whole = [*sweep_rows(), *sweep_rows(layout="HND")]
+    assert ranking_table(to_frame(whole), "write", 1).note == ""
+    less = [*whole, *sweep_rows(layout="x-packed", strategies=("loop", "indexing"))]
+    less += sweep_rows(seq_lens=(512,), strategies=("indexing",))
+    assert ranking_table(to_frame(less), "write", 1).note == (
+        "Over the 6 cases in which every strategy was timed; 4 cases (7 timed runs) are left out, "
+        "all of seq_len 512; layout x-packed among them."
+    )
+    apart = [*sweep_rows(strategies=("loop",)), *sweep_rows(strategies=("triton",), batch=8)]
+    assert ranking_table(to_frame(apart), "write", 1).note == (
+        "No case has a time of every strategy: each is ranked over its own cases."
+    )
+
+
+def test_a_note_is_below_the_table():
+    table = dataclasses.replace(TABLE, note="Of [all] rows, 2.")
+    assert table.markdown() == f"{TABLE.markdown()}\n\nOf [all] rows, 2."
+    assert shown(table).rstrip().endswith("Of [all] rows, 2.")
 
 
 def test_checks_are_a_table():

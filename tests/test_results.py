@@ -66,6 +66,19 @@ def test_a_first_call_takes_a_finite_time_or_none_is_known(time):
     assert measurement(first_call_s=None).first_call_s is None
 
 
+any_times = st.lists(st.one_of(times_s, st.floats(), st.just(1e308)), min_size=1, max_size=6)
+
+
+@given(any_times)
+def test_a_measurement_is_refused_for_one_bad_time_and_for_no_other_reason(samples):
+    whole = {"median_s": 1e-5, "low_s": 1e-5, "high_s": 1e-5}
+    if all(math.isfinite(time) and time > 0 for time in samples):
+        assert measurement(samples, **whole).samples_s == tuple(samples)
+    else:
+        with pytest.raises(InputError, match="expected a finite number above 0"):
+            measurement(samples, **whole)
+
+
 def test_no_measurement_without_samples():
     with pytest.raises(InputError, match="expected at least one sample"):
         measurement(())

@@ -158,6 +158,34 @@ def test_a_broken_line_says_what_is_wrong_with_it(folder):
     assert "Expected `float`, got `str` - at `$.measurement.median_s`" in message_of(load, folder)
 
 
+def test_rows_of_one_case_share_it_however_it_is_written(folder):
+    lines = (folder / ROWS_FILE).read_bytes().splitlines()
+    backwards = json.loads(lines[0])
+    backwards["case"] = dict(reversed(backwards["case"].items()))
+    lines += [lines[0], json.dumps(backwards).encode()]
+    (folder / ROWS_FILE).write_bytes(b"".join(line + b"\n" for line in lines))
+    first, *_, same, other = load(folder).results
+    assert first == same == other == ROWS[0]
+    assert same.case is first.case
+    assert same.repro is first.repro
+
+
+def test_a_case_is_checked_in_whichever_line_it_is(folder):
+    lines = (folder / ROWS_FILE).read_bytes().splitlines()
+    wrong = lines[0].replace(b'"block_size":16', b'"block_size":0')
+    (folder / ROWS_FILE).write_bytes(b"".join(line + b"\n" for line in (*lines, *lines, wrong)))
+    message = message_of(load, folder)
+    assert f"line {2 * len(lines) + 1} is no row" in message
+    assert "block_size=0: expected an integer, 1 or more" in message
+
+
+def test_what_a_row_lacks_is_said_as_of_a_whole_row(folder):
+    row = json.loads(changed_row(1))
+    del row["case"]
+    rewrite_line(folder, 2, json.dumps(row).encode())
+    assert "Object missing required field `case`" in message_of(load, folder)
+
+
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 0, "1", None])
 def test_another_schema_version_is_refused(folder, version):
     path = folder / RUN_FILE

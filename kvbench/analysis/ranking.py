@@ -51,35 +51,50 @@ def step_costs(frame: pd.DataFrame, layers: int) -> pd.DataFrame:
     )
 
 
+def of_shared_cases(costs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the cases in which all strategies were timed; all rows where there are none.
+
+    Args:
+        costs: What `step_costs` gives.
+    """
+    strategies = costs["strategy"].nunique()
+    shared = costs.groupby(list(CASE_FIELDS))["strategy"].transform("nunique") == strategies
+    return costs[shared] if shared.any() else costs
+
+
 def rank(frame: pd.DataFrame, op: str, layers: int) -> list[Standing]:
     """The strategies of an op, the one with the least slowdown first.
-
-    Means are over the cases in which all of them were timed, so that one that was too slow for the
-    large cases doesn't gain by missing them; over each one's own cases where there are none.
 
     Args:
         frame: Rows of a run.
         op: The op.
         layers: Layers of a step.
     """
-    costs = step_costs(frame[frame["op"] == op], layers)
-    strategies = costs["strategy"].nunique()
-    shared = costs.groupby(list(CASE_FIELDS))["strategy"].transform("nunique") == strategies
-    if shared.any():
-        costs = costs[shared]
+    return standings(step_costs(frame[frame["op"] == op], layers))
+
+
+def standings(costs: pd.DataFrame) -> list[Standing]:
+    """How each strategy did, the one with the least slowdown first.
+
+    Means are over the cases in which all of them were timed, so that one that was too slow for the
+    large cases doesn't gain by missing them; over each one's own cases where there are none.
+
+    Args:
+        costs: What `step_costs` gives for the rows of one op.
+    """
+    costs = of_shared_cases(costs)
     ratios: dict[str, list[float]] = {}
     fastest: dict[str, int] = {}
-    for _, case in costs.groupby(list(CASE_FIELDS), sort=False):
-        best = case.iloc[int(case["step_s"].argmin())]
-        for _, row in case.iterrows():
-            name = row["strategy"]
-            ratios.setdefault(name, []).append(row["step_s"] / best["step_s"])
-            tied = (
-                name == best["strategy"]
-                or ratio_interval(row["step_samples_s"], best["step_samples_s"]).low <= 1
-            )
-            fastest[name] = fastest.get(name, 0) + tied
-    standings = [
+    cases = costs.groupby(list(CASE_FIELDS), sort=False)
+    best = costs.loc[cases["step_s"].transform("idxmin")]
+    columns = ["strategy", "step_s", "step_samples_s"]
+    for name, step_s, samples_s, best_name, best_s, best_samples_s in zip(
+        *(costs[column] for column in columns), *(best[column] for column in columns), strict=True
+    ):
+        ratios.setdefault(name, []).append(step_s / best_s)
+        tied = name == best_name or ratio_interval(samples_s, best_samples_s).low <= 1
+        fastest[name] = fastest.get(name, 0) + tied
+    found = [
         Standing(
             strategy=name,
             cases=len(values),
@@ -89,4 +104,4 @@ def rank(frame: pd.DataFrame, op: str, layers: int) -> list[Standing]:
         )
         for name, values in ratios.items()
     ]
-    return sorted(standings, key=lambda standing: standing.slowdown)
+    return sorted(found, key=lambda standing: standing.slowdown)

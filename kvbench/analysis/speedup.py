@@ -6,6 +6,19 @@ from kvbench.analysis.frame import CASE_FIELDS, timed
 from kvbench.analysis.statistics import ratio_interval
 
 
+def comparable(frame: pd.DataFrame, reference: str, clock: str = "wall") -> pd.DataFrame:
+    """Every timed run of the cases in which the reference was timed.
+
+    Args:
+        frame: Rows of one op.
+        reference: The strategy that is 1.
+        clock: The clock of both.
+    """
+    runs = timed(frame, clock=clock)
+    keys = list(CASE_FIELDS)
+    return runs.merge(runs[runs["strategy"] == reference][keys], on=keys)
+
+
 def speedups(frame: pd.DataFrame, reference: str, clock: str = "wall") -> pd.DataFrame:
     """Every timed run with its speed-up over `reference` in the same case.
 
@@ -15,10 +28,9 @@ def speedups(frame: pd.DataFrame, reference: str, clock: str = "wall") -> pd.Dat
         clock: The clock of both.
 
     Returns:
-        The rows of the cases in which the reference was timed, with the columns speedup,
-        speedup_low and speedup_high.
+        The rows that are `comparable`, with the columns speedup, speedup_low and speedup_high.
     """
-    runs = timed(frame, clock=clock)
+    runs = comparable(frame, reference, clock)
     keys = list(CASE_FIELDS)
     base = runs[runs["strategy"] == reference][[*keys, "samples_s"]]
     joined = runs.merge(base, on=keys, suffixes=("", "_base"))

@@ -7,7 +7,7 @@ states them for a GPU. What a run on a CPU can't measure is said to be predicted
 import pandas as pd
 
 from kvbench.analysis.fit import Fit, fit_run
-from kvbench.analysis.frame import groups, timed
+from kvbench.analysis.frame import main_group, timed
 from kvbench.analysis.statistics import median_interval
 from kvbench.report.tables import Table
 from kvbench.results import RunInfo
@@ -42,7 +42,7 @@ def _row(frame: pd.DataFrame, strategy: str, seq_len: int) -> pd.Series | None:
     runs = timed(frame[(frame["op"] == op) & (frame["batch"] == 1)])
     if runs.empty:
         return None
-    _, rows = groups(runs, ("seq_len",))[0]
+    _, rows = main_group(runs, ("seq_len",))
     found = rows[(rows["seq_len"] == seq_len) & (rows["strategy"] == strategy)]
     return None if found.empty else found.iloc[0]
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from kvbench.analysis.frame import timed
 from kvbench.report.panels import (
     Page,
-    label_ends,
+    finish,
     launches_label,
     log_axes,
     make_panels,
@@ -55,9 +55,7 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
             drawn.append((panel, ends))
         for panel, _ in drawn[:: len(page.block_sizes)]:
             panel.set_ylabel("µs per call")
-        figure.draw_without_rendering()  # fixes the limits that labels are placed by
-        for panel, ends in drawn:
-            label_ends(panel, ends)
+        finish(figure, drawn)
     return figure
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from kvbench.analysis.crossover import Crossover, crossovers
 from kvbench.analysis.fit import Fit, Refusal, Term, fit_run
-from kvbench.analysis.frame import CASE_FIELDS, groups, main_pools, timed
+from kvbench.analysis.frame import CASE_FIELDS, main_group, main_pools, timed
 from kvbench.analysis.verdict import LEAST_R_SQUARED, cpu_verdicts, device_verdicts
 from kvbench.report.setting import describe
 from kvbench.report.tables import MISSING, Table
@@ -98,7 +98,7 @@ def crossover_table(frame: pd.DataFrame, op: str) -> Table | None:
     runs = timed(frame[frame["op"] == op])
     if runs.empty:
         return None
-    shared, rows = groups(runs, ("seq_len",))[0]
+    shared, rows = main_group(runs, ("seq_len",))
     lines = tuple(map(_crossover_line, crossovers(rows)))
     if not lines:
         return None
@@ -126,7 +126,7 @@ def verdict_table(frame: pd.DataFrame, op: str) -> Table | None:
         verdicts = runs.assign(verdict=cpu_verdicts(runs, fits))
     if verdicts.empty or verdicts["verdict"].isna().all():
         return None
-    _, rows = groups(verdicts, ("seq_len",))[0]
+    _, rows = main_group(verdicts, ("seq_len",))
     table = rows.pivot_table(
         index="strategy", columns="seq_len", values="verdict", aggfunc="first", observed=True
     )

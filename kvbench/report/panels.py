@@ -5,14 +5,21 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.lines import Line2D
+from matplotlib.markers import TICKLEFT
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullFormatter, NullLocator
 
-from kvbench.analysis.frame import groups
+from kvbench.analysis.frame import settings_of, unusual
 from kvbench.report.setting import describe
 from kvbench.report.style import WIDTH_IN
 from kvbench.results import RunInfo
@@ -39,7 +46,31 @@ class Page:
     kv_heads: tuple[int, ...]
 
 
-def pages(frame: pd.DataFrame) -> Iterator[Page]:
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a page will show, before its rows are taken."""
+
+    name: str
+    """The page's."""
+    subtitle: str
+    """The page's."""
+    rank: tuple[int, int]
+    """The less, the more it tells: 0 for the run's main setting, else 1 and how many fields do not
+    have a case's default; then which of its setting's pages it is, from 0."""
+    block_sizes: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    places: npt.NDArray[np.intp]
+    """Which rows of the frame are the setting's."""
+
+    def page(self, frame: pd.DataFrame) -> Page:
+        """The page; `frame` is what the outline was made of."""
+        rows = frame.take(self.places)
+        shown = rows["block_size"].isin(self.block_sizes)
+        shown &= rows["num_kv_heads"].isin(self.kv_heads)
+        return Page(self.name, self.subtitle, rows[shown], self.block_sizes, self.kv_heads)
+
+
+def outlines(frame: pd.DataFrame) -> Iterator[Outline]:
     """Cut the timed rows of one op into figures: one per setting of the axes that no panel shows.
 
     A setting with a single seq_len has no curve and no page. More than three block sizes or head
@@ -47,23 +78,32 @@ def pages(frame: pd.DataFrame) -> Iterator[Page]:
     """
     main: dict[str, object] | None = None
     # A logarithmic axis has no 0, and an empty batch no bytes.
-    for shared, rows in groups(frame[frame["tokens"] > 0], FREE):
-        if rows["seq_len"].nunique() < 2:  # noqa: PLR2004 - a line needs two points
+    full = np.flatnonzero(frame["tokens"] > 0)
+    axes = {name: frame[name].to_numpy() for name in FREE}
+    for shared, found in settings_of(frame.take(full), FREE):
+        places = full[found]
+        if len(np.unique(axes["seq_len"][places])) < 2:  # noqa: PLR2004 - a line needs two points
             continue
         main = main or shared
+        far = 0 if shared is main else 1 + unusual(shared)
         differs = [name for name in shared if shared[name] != main[name]]
         stem = "-".join(f"{name}-{shared[name]}" for name in differs)
-        columns = _chunks(sorted(rows["block_size"].unique()))
-        lines = _chunks(sorted(rows["num_kv_heads"].unique()))
+        columns = _chunks(np.unique(axes["block_size"][places]))
+        lines = _chunks(np.unique(axes["num_kv_heads"][places]))
         for number, (blocks, heads) in enumerate(itertools.product(columns, lines)):
-            part = rows[rows["block_size"].isin(blocks) & rows["num_kv_heads"].isin(heads)]
             name = stem if number == 0 else f"{stem}-{number + 1}".lstrip("-")
-            yield Page(name, describe(shared, ("head_dim", "block_order")), part, blocks, heads)
+            subtitle = describe(shared, ("head_dim", "block_order"))
+            yield Outline(name, subtitle, (far, number), blocks, heads, places)
 
 
-def _chunks(values: Sequence[int]) -> list[tuple[int, ...]]:
+def pages(frame: pd.DataFrame) -> Iterator[Page]:
+    """The pages of the timed rows of one op (see `outlines`), the main one first."""
+    return (outline.page(frame) for outline in outlines(frame))
+
+
+def _chunks(values: npt.NDArray[np.int64]) -> list[tuple[int, ...]]:
     count = math.ceil(len(values) / _MOST_PER_SIDE)
-    return [tuple(int(v) for v in chunk) for chunk in np.array_split(np.array(values), count)]
+    return [tuple(int(v) for v in chunk) for chunk in np.array_split(values, count)]
 
 
 def make_panels(
@@ -136,13 +176,63 @@ def log_axes(panel: Panel, seq_lens: Sequence[int]) -> None:
     panel.yaxis.set_minor_formatter(NullFormatter())
 
 
-def label_ends(panel: Panel, ends: Sequence[tuple[float, float, str, str]]) -> None:
+Ends = Sequence[tuple[float, float, str, str]]
+"""(x, y, text, colour) of the last point of each line of a panel, in data units."""
+
+
+def finish(figure: Figure, drawn: Sequence[tuple[Panel, Ends]]) -> None:
+    """Name the lines at their ends and lay the figure out; nothing may be added afterwards.
+
+    Args:
+        figure: What `make_panels` gave, with all of its lines.
+        drawn: Its panels with the ends of their lines.
+    """
+    for panel, ends in drawn:
+        label_ends(panel, ends)
+    minor = [(panel, panel.yaxis.get_minor_locator()) for panel in figure.axes]
+    for panel, _ in minor:
+        panel.yaxis.set_minor_locator(NullLocator())
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    figure.set_layout_engine("none")
+    for panel, locator in minor:
+        _mark_minor_ticks(figure, panel, locator)
+
+
+def _mark_minor_ticks(figure: Figure, panel: Panel, locator: Locator) -> None:
+    """Draw the minor ticks of an axis at once.
+
+    As ticks of its own they would be five artists each, and more than half of a figure's time.
+    Shorter than major ticks and without labels, they change nothing of the layout.
+    """
+    panel.yaxis.set_minor_locator(locator)
+    heights = panel.yaxis.get_minorticklocs()
+    panel.yaxis.set_minor_locator(NullLocator())
+    low, high = panel.get_ylim()
+    inside = heights[(heights >= low) & (heights <= high)]
+    marker: Any = TICKLEFT
+    ticks = Line2D(
+        np.zeros_like(inside),
+        inside,
+        transform=panel.get_yaxis_transform(),
+        linestyle="none",
+        marker=marker,
+        markersize=mpl.rcParams["ytick.minor.size"],
+        markeredgewidth=mpl.rcParams["ytick.minor.width"],
+        color=mpl.rcParams["ytick.color"],
+    )
+    figure.add_artist(ticks)  # a panel's own lines are its curves
+
+
+def label_ends(panel: Panel, ends: Ends) -> None:
     """Write each line's name at its end, moved apart where they would overlap.
 
     Args:
-        panel: A panel with its final limits.
-        ends: (x, y, text, colour) of each line's last point, in data units.
+        panel: A panel with all of its lines, as those have that share its axes.
+        ends: The ends of its lines.
     """
+    panel.autoscale_view()  # fixes the limits that labels are placed by
     to_axes = panel.transData + panel.transAxes.inverted()
     spots = sorted(
         ((*to_axes.transform((x, y)), text, colour) for x, y, text, colour in ends),
@@ -150,17 +240,11 @@ def label_ends(panel: Panel, ends: Sequence[tuple[float, float, str, str]]) -> N
     )
     heights = spread([spot[1] for spot in spots], _LABEL_GAP)
     for (x, y, text, colour), height in zip(spots, heights, strict=True):
-        panel.annotate(
-            text,
-            xy=(x, y),
-            xytext=(x + 0.025, height),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            color=colour,
-            fontsize=8.5,
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "shrinkA": 0, "shrinkB": 0},
-        )
+        at = {"transform": panel.transAxes, "color": colour}
+        panel.text(x + 0.025, height, text, fontsize=8.5, va="center", **at)
+        # An annotation's arrow would be cut by the label's box, curve by curve, at every drawing.
+        leader = Path([(x, y), (x + 0.02, height)])
+        panel.add_artist(PathPatch(leader, linewidth=0.5, clip_on=False, **at))
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:

@@ -36,15 +36,17 @@ class _Left(ProgressColumn):
 
 
 class Meter:
-    """Counts cases. On a terminal a bar with an ETA; in a log a line every so often.
+    """Counts what is done. On a terminal a bar with an ETA; in a log a line every so often.
 
     Args:
         console: Where to.
-        total: The cases.
+        total: How many there will be.
+        what: Of what, in the plural.
     """
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, what: str = "cases") -> None:
         self._console = console
+        self._what = what
         self._total = total
         self._done = 0
         self._started = self._said = self._advanced = time.monotonic()
@@ -54,7 +56,7 @@ class Meter:
             self._bar = Progress(
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("cases, elapsed"),
+                TextColumn(f"{what}, elapsed"),
                 TimeElapsedColumn(),
                 _Left(self),
                 TextColumn("{task.description}"),
@@ -103,7 +105,7 @@ class Meter:
         if self._advanced - self._said >= _LINE_EVERY_S:
             self._said = self._advanced
             self._console.print(
-                f"{self._done} of {self._total} cases, {format_duration(elapsed)} elapsed, "
+                f"{self._done} of {self._total} {self._what}, {format_duration(elapsed)} elapsed, "
                 f"about {format_duration(self._left_s)} left"
             )
 

@@ -1,7 +1,11 @@
 """Figures to files."""
 
 from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from kvbench.errors import StoreError
@@ -9,7 +13,7 @@ from kvbench.report.style import styled
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Save a figure as PNG and SVG; the same figure always gives the same bytes.
+    """Save a figure that is laid out as PNG and SVG; the same figure always gives the same bytes.
 
     Raises:
         StoreError: The folder can't be written to.
@@ -18,8 +22,12 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with styled():
-            figure.savefig(png, metadata={"Software": None})
-            figure.savefig(svg, metadata={"Date": None, "Creator": None})
+            # `Figure.savefig` would draw each file twice, the first time to lay it out.
+            figure.set_dpi(mpl.rcParams["savefig.dpi"])
+            canvas: Any = FigureCanvasAgg(figure)
+            canvas.print_png(png, metadata={"Software": None})
+            canvas = FigureCanvasSVG(figure)
+            canvas.print_svg(svg, metadata={"Date": None, "Creator": None})
     except OSError as error:
         raise StoreError(f"plots folder {str(folder)!r}: {error.strerror}") from error
     return png, svg

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 
-from kvbench.report.panels import Page, label_ends, log_axes, make_panels, provenance
+from kvbench.report.panels import Page, finish, log_axes, make_panels, provenance
 from kvbench.report.style import colour, marker, styled
 from kvbench.results import RunInfo
 
@@ -39,9 +39,7 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
             drawn.append((panel, ends))
         for panel, _ in drawn[:: len(page.block_sizes)]:
             panel.set_ylabel("times faster")
-        figure.draw_without_rendering()
-        for panel, ends in drawn:
-            label_ends(panel, ends)
+        finish(figure, drawn)
     return figure
 
 

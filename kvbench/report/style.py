@@ -28,6 +28,7 @@ _RC: Any = {
     "axes.spines.top": False,
     "axes.titlesize": 9.5,
     "figure.constrained_layout.use": True,
+    "figure.dpi": 200,
     "figure.facecolor": "white",
     "font.family": "DejaVu Sans",
     "font.size": 9,

@@ -1,5 +1,6 @@
 """Tables: what they say, apart from how they are shown (a terminal, Markdown)."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ import pandas as pd
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kvbench.analysis.frame import CASE_FIELDS, groups, timed
-from kvbench.analysis.ranking import rank, step_costs
+from kvbench.analysis.frame import CASE_FIELDS, main_group, timed
+from kvbench.analysis.ranking import of_shared_cases, standings, step_costs
 from kvbench.cases import DTYPE_BYTES, LAYOUTS, QUANTISED_BYTES
 from kvbench.report.setting import describe
 from kvbench.results import LaunchCounts, RunInfo
@@ -26,6 +27,11 @@ MISSING = "—"
 """How a table shows what was not measured: missing is missing, never 0."""
 
 _MOST_COLUMNS = 6
+_MOST_REASONS = 5
+"""Lines of one strategy, clock and status; the last may stand for all others."""
+_MOST_VALUES = 6
+_NUMBER = re.compile(r"(?<![\w.])\d[\d.,]*(?: (?:[nµm]?s|[KMGT]?i?B)\b)?")
+"""With its unit, as that changes with the number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,19 @@ class Table:
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    """What a reader has to know of the rows: which part of a run they cover."""
 
     def rich(self) -> RichTable:
         """For a terminal."""
-        table = RichTable(title=Text(self.title), title_justify="left", title_style="bold")
+        table = RichTable(
+            title=Text(self.title),
+            title_justify="left",
+            title_style="bold",
+            caption=Text(self.note) if self.note else None,
+            caption_justify="left",
+            caption_style="",
+        )
         for name, numeric in zip(self.header, self._numeric(), strict=True):
             table.add_column(Text(name), justify="right" if numeric else "left")
         for row in self.rows:
@@ -51,7 +66,8 @@ class Table:
         escaped = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
         escaped.insert(1, rule)
         lines = [f"| {' | '.join(row)} |" for row in escaped]
-        return "\n".join([f"**{self.title}**", "", *lines])
+        note = ["", self.note] if self.note else []
+        return "\n".join([f"**{self.title}**", "", *lines, *note])
 
     def _numeric(self) -> list[bool]:
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
@@ -72,7 +88,8 @@ def describe_launches(counts: LaunchCounts) -> str:
 
 
 def ranking_table(frame: pd.DataFrame, op: str, layers: int) -> Table:
-    """The strategies of an op, the best first, over all cases of a run."""
+    """The strategies of an op, the best first, over all cases of a run that have all of them."""
+    costs = step_costs(frame[frame["op"] == op], layers)
     return Table(
         f"{op}: cost of a step of {layers} layers (prepare + {layers} x run)",
         ("strategy", "geometric mean", "worst", "fastest or tied", "cases"),
@@ -84,9 +101,38 @@ def ranking_table(frame: pd.DataFrame, op: str, layers: int) -> Table:
                 str(standing.fastest),
                 str(standing.cases),
             )
-            for standing in rank(frame, op, layers)
+            for standing in standings(costs)
         ),
+        _coverage(costs),
     )
+
+
+def _coverage(costs: pd.DataFrame) -> str:
+    """Which of the cases that were timed a ranking covers; "" if all."""
+    keys = list(CASE_FIELDS)
+    covered = of_shared_cases(costs)
+    cases = len(costs.drop_duplicates(keys))
+    shared = len(covered.drop_duplicates(keys))
+    if len(covered) < len(costs):
+        lost = [
+            f"{name} {_some(missing)}"
+            for name in keys
+            if (missing := sorted(set(costs[name]) - set(covered[name])))
+        ]
+        among = f", all of {'; '.join(lost)} among them" if lost else ""
+        return (
+            f"Over the {shared:,} cases in which every strategy was timed; {cases - shared:,} "
+            f"cases ({len(costs) - len(covered):,} timed runs) are left out{among}."
+        )
+    if len(costs) < cases * costs["strategy"].nunique():
+        return "No case has a time of every strategy: each is ranked over its own cases."
+    return ""
+
+
+def _some(values: Sequence[object]) -> str:
+    text = ", ".join(map(str, values[:_MOST_VALUES]))
+    more = len(values) - _MOST_VALUES
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
@@ -98,11 +144,12 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
     runs = timed(frame[frame["op"] == op])
     if runs.empty:
         return None
-    shared, rows = groups(runs, ("seq_len",))[0]
+    shared, rows = main_group(runs, ("seq_len",))
     costs = step_costs(frame[frame["op"] == op], layers).merge(
         rows[["seq_len", *shared, "strategy"]], on=["seq_len", *shared, "strategy"]
     )
-    seq_lens = _spaced(sorted(int(n) for n in costs["seq_len"].unique()))
+    found = sorted(int(n) for n in costs["seq_len"].unique())
+    seq_lens = _spaced(found)
     lines = []
     for strategy, own in costs.groupby("strategy", sort=True):
         by_length = own.set_index("seq_len")
@@ -111,11 +158,22 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
             by_length = by_length.assign(layer_s=by_length["step_s"] / layers)
             label = f"{strategy}, with prepare"
             lines.append((label, *(_time(by_length, "layer_s", n) for n in seq_lens)))
+    notes = []
+    if len(rows) < len(runs):
+        *others, last = [name for name in shared if runs[name].nunique() > 1]
+        fields = f"{', '.join(others)} or {last}" if others else last
+        notes.append(
+            f"Of the {len(runs):,} runs timed, {len(rows):,} have this setting; "
+            f"{len(runs) - len(rows):,} of another {fields} are left out."
+        )
+    if len(seq_lens) < len(found):
+        notes.append(f"{len(seq_lens)} of {len(found)} values of seq_len are shown.")
     return Table(
         f"{op}: time per call by seq_len ({describe(shared)}; "
         f"with prepare: spread over {layers} layers)",
         ("strategy", *(f"{n:,}" for n in seq_lens)),
         tuple(lines),
+        " ".join(notes),
     )
 
 
@@ -252,16 +310,41 @@ def first_calls_table(frame: pd.DataFrame) -> Table | None:
 
 
 def untimed_table(frame: pd.DataFrame) -> Table | None:
-    """What was not timed and why, alike reasons together; None if everything was."""
+    """What was not timed and why, the most frequent reasons first; None if everything was."""
     rest = frame[frame["status"] != "ok"]
     if rest.empty:
         return None
     lines = []
+    # A case whose run and prepare have one reason counts once.
+    rest = rest.drop_duplicates(["strategy", "clock", "status", "reason", *CASE_FIELDS])
     for (strategy, clock, status), rows in rest.groupby(["strategy", "clock", "status"]):
-        cases = len(rows.drop_duplicates(list(CASE_FIELDS)))
-        lines.append((str(strategy), str(clock), str(status), str(cases), rows["reason"].iloc[0]))
-    return Table(
-        "Not timed",
-        ("strategy", "clock", "status", "cases", "reason (of the first)"),
-        tuple(lines),
-    )
+        shown = _bounded(Counter(rows["reason"]))
+        heads = [(str(strategy), str(clock), str(status)), *[("", "", "")] * len(shown)]
+        lines += [
+            (*head, str(count), reason) for head, (reason, count) in zip(heads, shown, strict=False)
+        ]
+    return Table("Not timed", ("strategy", "clock", "status", "cases", "reason"), tuple(lines))
+
+
+def _bounded(reasons: Counter[str]) -> list[tuple[str, int]]:
+    """Reasons with their counts, the most frequent first, on so many lines at most.
+
+    Where there are more, those that differ in their numbers alone are put together first.
+    """
+    if len(reasons) > _MOST_REASONS:
+        alike: dict[str, list[str]] = {}
+        for reason in reasons:
+            alike.setdefault(_NUMBER.sub("#", reason), []).append(reason)
+        reasons = Counter(
+            {
+                first + (f" (and {len(more)} alike, of other numbers)" if more else ""): sum(
+                    reasons[reason] for reason in (first, *more)
+                )
+                for first, *more in alike.values()
+            }
+        )
+    found = reasons.most_common()
+    if len(found) <= _MOST_REASONS:
+        return found
+    shown, others = found[: _MOST_REASONS - 1], found[_MOST_REASONS - 1 :]
+    return [*shown, (f"and {len(others):,} more reasons", sum(count for _, count in others))]
