@@ -98,8 +98,10 @@ def test_the_read_loop_slices_without_a_launch_and_concatenates_128_blocks_at_on
 
 @settings(max_examples=15)
 @given(case=cases())
-def test_every_builtin_strategy_has_a_prediction_in_every_case(case):
+def test_every_builtin_strategy_has_a_prediction_in_every_case_unless_it_is_compiled(case):
     for strategy in registry.all_strategies():
+        if strategy.name.endswith(".compile"):
+            continue  # what Inductor makes of a graph is not known from its ops
         if strategy.op == case.op and strategy.supports(case, CPU) is None:
             assert predicted(strategy, case, "run") is not None
 
@@ -193,5 +195,8 @@ def test_predicted_launches_are_what_the_profiler_counts(gpu):
             if strategy.op == op:
                 seen = counted(strategy, workload, "run", TorchAccelerator(gpu))
                 told = predicted(strategy, case, "run")
+                if strategy.name.endswith(".compile"):
+                    assert told is None
+                    continue
                 assert told is not None
                 assert seen.launches == told.launches, strategy.name

@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,10 @@ class Compiled:
             return
         found = {len(t) for t in operands if t is not None and not _is_fixed(t)} - {1}
         lengths = {1: 1, **dict(zip(sorted(found), _LENGTHS, strict=False))}
-        _compile(self._function)(*(_stand_in(operand, lengths) for operand in operands))
+        with warnings.catch_warnings():
+            # What torch.compile imports uses what PyTorch itself deprecates.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            _compile(self._function)(*(_stand_in(operand, lengths) for operand in operands))
         self._ready.add(kinds)
 
     def __call__(self, *operands: Operand) -> Any:
