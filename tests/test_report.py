@@ -18,6 +18,7 @@ from rich.console import Console
 
 from kvbench.analysis.frame import to_frame
 from kvbench.analysis.speedup import speedups
+from kvbench.cases import OPS
 from kvbench.errors import StoreError
 from kvbench.report import progress
 from kvbench.report.curves import launch_overhead_figure
@@ -37,6 +38,7 @@ from kvbench.report.tables import (
     times_table,
     untimed_table,
 )
+from kvbench.strategies import registry
 
 
 def pages_of(*rows):
@@ -176,6 +178,25 @@ def test_every_line_is_named_at_its_end():
     assert by_name["prepare"] == colour("write.slot_mapping")
 
 
+def test_many_lines_make_a_panel_taller_and_keep_their_names_within_it():
+    families = ("loop", "indexing", *"abcdefghijklm")
+    rows = sweep_rows(strategies=families, block_sizes=(16, 64), kv_heads=(8, 32))
+    prepares = [
+        dataclasses.replace(row, phase="prepare") for row in rows if row.strategy[-1] in "abc"
+    ]
+    few, many = curve_of(sweep_rows()), curve_of([*rows, *prepares])
+    assert many.get_figheight() > few.get_figheight()
+    for panel in many.axes:
+        named = [text for text in panel.texts if text.get_text().partition(" ")[0] in families]
+        assert len(named) == len(families)
+        heights = sorted(text.xyann[1] for text in named)
+        assert heights[0] > -0.1
+        assert heights[-1] < 1.1
+        # More than two are told by their colours.
+        assert not [text for text in panel.texts if text.get_text() == "prepare"]
+        assert len([line for line in panel.lines if line.get_linestyle() == ":"]) >= 3
+
+
 def test_a_strategy_has_the_same_colour_in_every_panel_and_plot():
     rows = sweep_rows(block_sizes=(16, 64), kv_heads=(1, 8))
     frame = to_frame(rows)
@@ -196,10 +217,14 @@ def test_a_strategy_has_the_same_colour_in_every_panel_and_plot():
 
 
 def test_builtin_strategies_are_told_apart_by_colour_and_by_marker():
-    families = ("loop", "indexing", "slot_mapping", "triton")
-    assert len({colour(f"write.{f}") for f in families} | {FLOOR_COLOUR}) == 5
-    assert len({marker(f"write.{f}") for f in families}) == 4
-    assert [colour(f"read.{f}") for f in families] == [colour(f"write.{f}") for f in families]
+    named = [strategy.name for strategy in registry.all_strategies()]
+    for op in OPS:
+        of_op = [name for name in named if name.startswith(op)]
+        assert len({colour(name) for name in of_op} | {FLOOR_COLOUR}) == len(of_op) + 1
+        assert len({marker(name) for name in of_op}) == len(of_op)
+    # A way of doing both has one colour; so have two ops that do each other's work.
+    assert colour("write.loop") == colour("read.loop")
+    assert colour("write.scatter") == colour("read.gather")
 
 
 def test_panels_say_what_they_show():

@@ -19,6 +19,9 @@ from kvbench.results import RunInfo
 from kvbench.units import MICROSECONDS_PER_SECOND as US
 from kvbench.units import format_bandwidth, format_bytes
 
+_MOST_NAMED_PREPARES = 2
+"""More of them alike would be more names than lines can be told apart by: their colours say it."""
+
 Floats = npt.NDArray[np.float64]
 
 _TITLES = {
@@ -80,11 +83,13 @@ def _draw(
         )
         label = name.partition(".")[2] + launches_label(points)
         ends.append((x[-1], y[-1], label, colour(name)))
-    for strategy, line in timed(rows, "prepare", clock).groupby("strategy", sort=True):
+    prepares = timed(rows, "prepare", clock).groupby("strategy", sort=True)
+    for strategy, line in prepares:
         points = line.sort_values("seq_len")
         x, y = points["seq_len"].to_numpy(dtype=float), points["median_s"].to_numpy() * US
         panel.plot(x, y, color=colour(str(strategy)), linestyle=":", linewidth=1.2)
-        ends.append((x[-1], y[-1], "prepare", colour(str(strategy))))
+        if len(prepares) <= _MOST_NAMED_PREPARES:
+            ends.append((x[-1], y[-1], "prepare", colour(str(strategy))))
     floor = rows.drop_duplicates("seq_len").sort_values("seq_len")
     if len(floor):
         x = floor["seq_len"].to_numpy(dtype=float)

@@ -29,8 +29,12 @@ _FOOTNOTE_COLUMNS = 128
 _MOST_PER_SIDE = 3
 _PANEL_HEIGHT_IN = 2.7
 _HEADER_IN = 0.75
-_LABEL_GAP = 0.075
-"""Least distance of two labels, as a share of the panel's height."""
+_LABEL_IN = 0.17
+"""Least distance of two labels."""
+_FRAME_IN = 0.6
+"""Of a panel's height, what is above and below its axes."""
+_OTHER_LABELS = 3
+"""Lines with a name besides those of the strategies: the copy, a prepare or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,9 @@ def make_panels(
         The figure, and each panel with its block size and number of KV heads.
     """
     rows, columns = len(page.kv_heads), len(page.block_sizes)
-    height = _HEADER_IN + rows * _PANEL_HEIGHT_IN * (1.35 if rows == columns == 1 else 1)
+    labels = page.rows["strategy"].nunique() + _OTHER_LABELS
+    least = _PANEL_HEIGHT_IN * (1.35 if rows == columns == 1 else 1)
+    height = _HEADER_IN + rows * max(least, labels * _LABEL_IN + _FRAME_IN)
     figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     figure.suptitle(f"{title}\n{page.subtitle}", fontsize=10.5, x=0.01, ha="left")
@@ -238,7 +244,12 @@ def label_ends(panel: Panel, ends: Ends) -> None:
         ((*to_axes.transform((x, y)), text, colour) for x, y, text, colour in ends),
         key=lambda spot: spot[1],
     )
-    heights = spread([spot[1] for spot in spots], _LABEL_GAP)
+    gap = _LABEL_IN / (panel.get_window_extent().height / panel.figure.dpi)
+    heights = spread([spot[1] for spot in spots], gap)
+    ceiling = 1.0  # above the axes a name would be in the title
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], ceiling)
+        ceiling = heights[i] - gap
     for (x, y, text, colour), height in zip(spots, heights, strict=True):
         at = {"transform": panel.transAxes, "color": colour}
         panel.text(x + 0.025, height, text, fontsize=8.5, va="center", **at)

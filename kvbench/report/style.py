@@ -13,9 +13,35 @@ _FAMILY_COLOURS = {
     "indexing": "#0072B2",
     "slot_mapping": "#009E73",
     "triton": "#CC79A7",
+    # Shades for the ways that are kin to these, darker or lighter; markers tell them apart as well.
+    "block_slices": "#8C3D00",
+    "index_put": "#66C2A5",
+    "index_copy": "#E69F00",
+    "index_select": "#E69F00",
+    "scatter": "#56B4E9",
+    "gather": "#56B4E9",
+    "blocks": "#7F7F7F",
+    "compile": "#4B0092",
+    "native": "#000000",
+    "streams": "#A6761D",
 }
-_OTHER_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#7F7F7F", "#8C510A", "#4B0092")
-_MARKERS = {"loop": "o", "indexing": "s", "slot_mapping": "D", "triton": "^"}
+_OTHER_COLOURS = ("#1B4F72", "#B22222", "#B8A000", "#404080")
+_MARKERS = {
+    "loop": "o",
+    "indexing": "s",
+    "slot_mapping": "D",
+    "triton": "^",
+    "block_slices": "p",
+    "index_put": "d",
+    "index_copy": "X",
+    "index_select": "X",
+    "scatter": "P",
+    "gather": "P",
+    "blocks": "h",
+    "compile": "*",
+    "native": ">",
+    "streams": "<",
+}
 
 FLOOR_COLOUR = "#595959"
 WIDTH_IN = 8.8
