@@ -1,11 +1,23 @@
 """The launch-overhead model, on rows whose constants are known."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.analysis.fit import Fit, Refusal, fit_model
+from kvbench.analysis import fit as fit_module
+from kvbench.analysis.fit import (
+    _RESAMPLES,
+    MOST_CONDITION,
+    Fit,
+    Refusal,
+    _identifiable,
+    _resampled,
+    _solve,
+    fit_model,
+)
 
 TOKENS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192], dtype=float)
 
@@ -101,3 +113,30 @@ def test_errors_are_relative_so_that_short_calls_count():
     fit = fit_model("loop", 2 * tokens, nbytes, seconds)
     assert isinstance(fit, Fit)
     assert fit.per_call_s.value == pytest.approx(2e-5, rel=0.02)
+
+
+def test_resamples_that_cannot_tell_the_terms_apart_have_no_part_in_the_interval():
+    """One cell alone has other launches: a third of all resamples are without it."""
+    launches = np.array([2.0] * 9 + [500.0])
+    nbytes = np.array([2.0**n for n in range(10, 20)])
+    matrix = np.column_stack([np.ones(10), launches, nbytes]) / 1e-4
+    draws = _resampled(matrix, np.random.default_rng(0))
+    assert draws.shape == (_RESAMPLES, 3)
+    rng = np.random.default_rng(0)
+    samples = [matrix[rng.integers(0, 10, 10)] for _ in range(10 * _RESAMPLES)]
+    judged = [_identifiable(sample) for sample in samples]
+    good = [rank == 3 and condition <= MOST_CONDITION for rank, condition in judged]
+    kept = list(itertools.compress(samples, good))[:_RESAMPLES]
+    np.testing.assert_array_equal(draws, [_solve(sample) for sample in kept])
+    assert good[:_RESAMPLES].count(False) > 0.2 * _RESAMPLES
+
+
+def test_cells_of_which_hardly_any_resample_identifies_the_model_are_refused(monkeypatch):
+    tokens, nbytes = grid()
+    answers = iter([(3, 5.0)])  # all cells do; no resample
+    monkeypatch.setattr(fit_module, "_identifiable", lambda _: next(answers, (2, 1e16)))
+    found = fit_model("loop", 2 * tokens, nbytes, 1e-5 + nbytes / 1e10)
+    assert isinstance(found, Refusal)
+    assert "fewer than one in 10 resamples of the cells tell launches and bytes apart" in str(
+        found.reason
+    )

@@ -27,6 +27,8 @@ Floats = npt.NDArray[np.float64]
 MOST_CONDITION = 200.0
 """Of the matrix with columns scaled to length 1: beyond it a 1 % error moves a term by its size."""
 _RESAMPLES = 400
+_MOST_DRAWS = 10
+"""Draws for each resample that is kept."""
 _FEWEST_CELLS = 6
 
 
@@ -134,7 +136,16 @@ def fit_model(
         )
     solution = _solve(matrix)
     rng = np.random.default_rng(seed)
-    draws = np.array([_solve(matrix[rng.integers(0, len(t), len(t))]) for _ in range(_RESAMPLES)])
+    draws = _resampled(matrix, rng)
+    if draws is None:
+        return Refusal(
+            name,
+            len(t),
+            f"fewer than one in {_MOST_DRAWS} resamples of the cells tell launches and bytes "
+            "apart; expected more cells that do",
+            rank,
+            condition,
+        )
     tail = (1 - CONFIDENCE) / 2 * 100
     low, high = np.percentile(draws, [tail, 100 - tail], axis=0)
     terms = [
@@ -158,6 +169,24 @@ def fit_model(
         rank=rank,
         condition=condition,
     )
+
+
+def _resampled(matrix: Floats, rng: np.random.Generator) -> Floats | None:
+    """Solutions of resamples of the cells, [resamples, terms]; None if hardly any identifies them.
+
+    A resample that leaves out what tells the terms apart has any solution: which one is found
+    would be decided by rounding, and so by the processor.
+    """
+    draws: list[Floats] = []
+    cells, terms = matrix.shape
+    for _ in range(_MOST_DRAWS * _RESAMPLES):
+        sample = matrix[rng.integers(0, cells, cells)]
+        rank, condition = _identifiable(sample)
+        if rank == terms and condition <= MOST_CONDITION:
+            draws.append(_solve(sample))
+        if len(draws) == _RESAMPLES:
+            return np.array(draws)
+    return None
 
 
 def _solve(matrix: Floats) -> Floats:
