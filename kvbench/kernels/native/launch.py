@@ -7,6 +7,8 @@ then takes a layer's tensors, and from them addresses alone.
 import ctypes
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvbench.devices import cpu_cache_bytes
@@ -30,7 +32,7 @@ cache; glibc's memcpy has the same share."""
 _ROW_FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_FORMATS = {torch.int8: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 _ELEMENT_BYTES = (1, 2, 4)
-_CODE_WORK = 4
+_CODE_WORK = 8
 """Converting a byte takes about so many times as long as copying one."""
 
 
@@ -55,7 +57,9 @@ class _Plan(ctypes.Structure):
         ("value", _Side),
         ("slots", ctypes.c_void_p),
         *_fields("slot_bytes slot_stride tokens block_size num_slots write element_bytes"),
-        *_fields("streaming threads row_format code_format per_token"),
+        *_fields("streaming threads"),
+        ("bounds", ctypes.c_void_p),
+        *_fields("row_format code_format per_token"),
     )
 
 
@@ -84,7 +88,7 @@ class Plan:
         BuildError: There is no library.
     """
 
-    __slots__ = ("_address", "_move", "_plan", "_slots", "tokens")
+    __slots__ = ("_address", "_bounds", "_move", "_plan", "_slots", "tokens")
 
     def __init__(
         self,
@@ -116,9 +120,14 @@ class Plan:
         moved = tokens * (_row_elements(key) + _row_elements(value)) * (code_size + row_size)
         work = moved * _CODE_WORK if quantised else moved
         most_threads = torch.get_num_threads() if threads is None else threads
+        threads = max(1, min(most_threads, work // BYTES_PER_THREAD, tokens))
         if streaming is None:
             cache = cpu_cache_bytes()
             streaming = cache is not None and moved > STREAMED_SHARE * cache
+        streaming = streaming and not quantised  # converting is slower than memory
+        self._bounds = None
+        if write and threads > 1 and not streaming:
+            self._bounds = _bounds(slot_mapping.numpy(), threads)
         found = library()
         self._move = found.convert if quantised else found.copy
         self._slots = slot_mapping  # whose memory the plan points into
@@ -134,7 +143,8 @@ class Plan:
             write=write,
             element_bytes=code_size,
             streaming=streaming,
-            threads=max(1, min(most_threads, work // BYTES_PER_THREAD, tokens)),
+            threads=threads,
+            bounds=self._bounds.ctypes.data if self._bounds is not None else None,
             row_format=_ROW_FORMATS[key.dtype] if quantised else 0,
             code_format=_CODE_FORMATS[key_pool.dtype] if quantised else 0,
             per_token=per_token,
@@ -191,6 +201,22 @@ class Plan:
     def _past_the_pool(self, token: int) -> IndexError:
         slot, slots = int(self._slots[token]), self._plan.num_slots
         return IndexError(f"slot_mapping[{token}] is {slot}; expected less than {slots}")
+
+
+def _bounds(slots: npt.NDArray[np.integer], threads: int) -> npt.NDArray[np.int64]:
+    """Slots from which on each thread writes, so that all have as many tokens, and the end.
+
+    Blocks that are neighbours in memory go to one thread, in whatever order a sequence has them: a
+    core that reads ahead of its stores past the end of a block would take lines that another core
+    is writing.
+    """
+    bounds = np.full(threads + 1, np.iinfo(np.int64).max)
+    bounds[0] = 0
+    stored = slots[slots >= 0]
+    if len(stored):
+        ranks = np.arange(1, threads) * len(stored) // threads
+        bounds[1:-1] = np.partition(stored, ranks)[ranks]
+    return bounds
 
 
 def _row_elements(rows: torch.Tensor) -> int:

@@ -29,6 +29,9 @@ struct Plan {
   Int element_bytes;  // of the pool
   Int streaming;      // 1: streaming stores, where a piece is long enough
   Int threads;
+  // Of a write: the slots that each thread writes, from bounds[i] up to bounds[i + 1]. Null: each
+  // thread has an equal part of the tokens.
+  const Int* bounds;
   Int row_format, code_format;  // of a quantised pool, as numbered in launch.py
   Int per_token;                // 1: each slot has a scale of its own, which a write computes
 };
@@ -46,7 +49,7 @@ struct Call {
   const Plan& plan;
   Tensors key, value;
   Int block_size;
-  std::atomic<Int> beyond{std::numeric_limits<Int>::max()};  // a token whose slot is past the pool
+  std::atomic<Int> beyond{-1};  // a token whose slot is past the pool
 };
 
 Int slot_of(const Plan& plan, Int token) {
@@ -54,6 +57,11 @@ Int slot_of(const Plan& plan, Int token) {
   if (plan.slot_bytes == 4) return *reinterpret_cast<const std::int32_t*>(at);
   return *reinterpret_cast<const Int*>(at);
 }
+
+// A thread's part: of the tokens from first to last, those with slots from low up to high.
+struct Share {
+  Int first, last, low, high;
+};
 
 // Tokens that follow each other in a block.
 struct Run {
@@ -65,18 +73,21 @@ struct Run {
   }
 };
 
-// The first run from a token on; of count 0 if there is none, and when a slot is past the pool.
-Run next_run(Call& call, Int token, Int last) {
+// The first run of a share from a token on; of count 0 if there is none, or a slot is past the pool.
+Run next_run(Call& call, const Share& share, Int token) {
   const Plan& plan = call.plan;
-  while (token < last && slot_of(plan, token) < 0) ++token;
-  if (token == last) return {token, 0, 0, 0};
-  const Int slot = slot_of(plan, token);
+  Int slot = -1;
+  for (; token < share.last; ++token) {
+    slot = slot_of(plan, token);
+    if (slot >= share.low && slot < share.high) break;
+  }
+  if (token == share.last) return {token, 0, 0, 0};
   if (slot >= plan.num_slots) {
     call.beyond.store(token, std::memory_order_relaxed);
     return {token, 0, 0, 0};
   }
   Run run{token, 1, slot / call.block_size, slot % call.block_size};
-  const Int most = std::min(last - token, call.block_size - run.offset);
+  const Int most = std::min({share.last - token, call.block_size - run.offset, share.high - slot});
   while (run.count < most && slot_of(plan, token + run.count) == slot + run.count) ++run.count;
   return run;
 }
@@ -140,7 +151,7 @@ void copy_loop(const Plan& plan, const Loop& loop, char* to, const char* from, c
     if (plan.streaming) {
       stream(to, from, loop.count * size, next);
     } else {
-      std::memcpy(to, from, loop.count * size);
+      copy(to, from, loop.count * size);
     }
   } else if (size == 4) {
     copy_elements<std::uint32_t>(to, from, loop);
@@ -181,11 +192,11 @@ struct Mover {
   }
 };
 
-void copy_tokens(Call& call, Int first, Int last) {
+void copy_tokens(Call& call, const Share& share) {
   const Plan& plan = call.plan;
   Mover key{plan, plan.key, call.key}, value{plan, plan.value, call.value};
-  for (Run run = next_run(call, first, last); run.count > 0;) {
-    const Run next = next_run(call, run.token + run.count, last);
+  for (Run run = next_run(call, share, share.first); run.count > 0;) {
+    const Run next = next_run(call, share, run.token + run.count);
     key.copy(run, value.source(run));
     value.copy(run, next.count > 0 ? key.source(next) : nullptr);
     run = next;
@@ -233,9 +244,9 @@ void convert_token(const Plan& plan, const Side& side, const Run& run, const Ten
   }
 }
 
-void convert_tokens(Call& call, Int first, Int last) {
-  for (Run run = next_run(call, first, last); run.count > 0;
-       run = next_run(call, run.token + run.count, last)) {
+void convert_tokens(Call& call, const Share& share) {
+  for (Run run = next_run(call, share, share.first); run.count > 0;
+       run = next_run(call, share, run.token + run.count)) {
     for (Int i = 0; i < run.count; ++i) {
       const Run token{run.token + i, 1, run.block, run.offset + i};
       convert_token(call.plan, call.plan.key, token, call.key);
@@ -250,23 +261,35 @@ void (*start_team)(void (*work)(void*), void* data, unsigned threads, unsigned f
 int (*number_in_team)();
 int (*size_of_team)();
 
-template <void (*move)(Call&, Int, Int)>
-void move_share(void* data) {
-  Call& call = *static_cast<Call*>(data);
-  const Int tokens = call.plan.tokens, team = size_of_team(), own = number_in_team();
-  move(call, tokens * own / team, tokens * (own + 1) / team);
+constexpr Int kMost = std::numeric_limits<Int>::max();
+
+Share share_of(const Plan& plan, Int number) {
+  if (plan.bounds != nullptr) {
+    return {0, plan.tokens, plan.bounds[number], plan.bounds[number + 1]};
+  }
+  const Int first = plan.tokens * number / plan.threads;
+  return {first, plan.tokens * (number + 1) / plan.threads, 0, kMost};
 }
 
-template <void (*move)(Call&, Int, Int)>
+template <void (*move)(Call&, const Share&)>
+void move_shares(void* data) {
+  Call& call = *static_cast<Call*>(data);
+  // A team may be smaller than asked for, as inside another team.
+  const Int team = size_of_team();
+  for (Int number = number_in_team(); number < call.plan.threads; number += team) {
+    move(call, share_of(call.plan, number));
+  }
+}
+
+template <void (*move)(Call&, const Share&)>
 Int move_all(const Plan& plan, const Tensors& key, const Tensors& value, Int block_size) {
   Call call{plan, key, value, block_size};
   if (plan.threads > 1) {
-    start_team(move_share<move>, &call, static_cast<unsigned>(plan.threads), 0);
+    start_team(move_shares<move>, &call, static_cast<unsigned>(plan.threads), 0);
   } else {
-    move(call, 0, plan.tokens);
+    move(call, {0, plan.tokens, 0, kMost});
   }
-  const Int beyond = call.beyond.load(std::memory_order_relaxed);
-  return beyond < plan.tokens ? beyond : -1;
+  return call.beyond.load(std::memory_order_relaxed);
 }
 
 }  // namespace
