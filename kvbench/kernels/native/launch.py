@@ -5,7 +5,7 @@ then takes a layer's tensors, and from them addresses alone.
 """
 
 import ctypes
-from collections.abc import Iterable
+import functools
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ cache; glibc's memcpy has the same share."""
 _ROW_FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_FORMATS = {torch.int8: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 _ELEMENT_BYTES = (1, 2, 4)
+_SCALE_BYTES = 4
 _CODE_WORK = 8
 """Converting a byte takes about so many times as long as copying one."""
 
@@ -81,7 +82,7 @@ class Plan:
         per_token: Whether each token's scale is computed from its row, and stored by a write.
         threads: As many at most; those of PyTorch by default. A small call takes fewer.
         streaming: Whether to use streaming stores; by default, where what is read and written does
-            not fit the last-level cache.
+            not fit the last-level cache. Never for a quantised pool, whose conversion is slower.
 
     Raises:
         ValueError: Shapes or dtypes don't go together, or a slot is past the pool.
@@ -107,9 +108,8 @@ class Plan:
     ) -> None:
         _check_tensors(key, value, key_pool, value_pool, slot_mapping)
         quantised = key_scale is not None and value_scale is not None
-        check_operands(
-            joined(key), joined(value), key_pool, value_pool, slot_mapping, quantised=quantised
-        )
+        key, value = joined(key), joined(value)
+        check_operands(key, value, key_pool, value_pool, slot_mapping, quantised=quantised)
         if key_scale is not None and value_scale is not None:
             scales = {"key_scale": key_scale, "value_scale": value_scale}
             check_scales(key_pool, scales, per_token=per_token)
@@ -117,14 +117,14 @@ class Plan:
         _check_slots(slot_mapping, key_pool)
         self.tokens = tokens = len(slot_mapping)
         code_size, row_size = key_pool.element_size(), key.element_size()
-        moved = tokens * (_row_elements(key) + _row_elements(value)) * (code_size + row_size)
+        moved = tokens * key.shape[1] * (key.shape[2] + value.shape[2]) * (code_size + row_size)
         work = moved * _CODE_WORK if quantised else moved
         most_threads = torch.get_num_threads() if threads is None else threads
         threads = max(1, min(most_threads, work // BYTES_PER_THREAD, tokens))
         if streaming is None:
             cache = cpu_cache_bytes()
             streaming = cache is not None and moved > STREAMED_SHARE * cache
-        streaming = streaming and not quantised  # converting is slower than memory
+        streaming = streaming and not quantised
         self._bounds = None
         if write and threads > 1 and not streaming:
             self._bounds = _bounds(slot_mapping.numpy(), threads)
@@ -219,31 +219,37 @@ def _bounds(slots: npt.NDArray[np.integer], threads: int) -> npt.NDArray[np.int6
     return bounds
 
 
-def _row_elements(rows: torch.Tensor) -> int:
-    return torch.Size(rows.shape[1:]).numel()
-
-
 def _side(
     rows: torch.Tensor, pool: torch.Tensor, scale: torch.Tensor | None, *, per_token: bool
 ) -> _Side:
     slots = Slots.of(pool)
-    token, head, element = _in_bytes(joined(rows).stride(), rows)
+    scale_of = (0, 0, 0) if scale is None else scale_strides(scale, per_token=per_token)
+    sizes = rows.element_size(), pool.element_size()
+    return _side_of(rows.shape[1], slots, rows.stride(), scale_of, sizes)
+
+
+@functools.lru_cache(maxsize=256)
+def _side_of(
+    heads: int,
+    slots: Slots,
+    row_strides: tuple[int, ...],
+    scale_strides: tuple[int, ...],
+    sizes: tuple[int, int],
+) -> _Side:
+    """The side that strides make; steps mostly have the same. All strides are in elements."""
+    row_size, pool_size = sizes
+    token, head, element = (stride * row_size for stride in row_strides)
     return _Side(
-        rows.shape[1],
+        heads,
         slots.dim // slots.pack,
         slots.pack,
         token,
         head,
         element * slots.pack,
         element,
-        *_in_bytes(slots.strides, pool),
-        *(_in_bytes(scale_strides(scale, per_token=per_token), scale) if scale is not None else ()),
+        *(stride * pool_size for stride in slots.strides),
+        *(stride * _SCALE_BYTES for stride in scale_strides),
     )
-
-
-def _in_bytes(strides: Iterable[int], tensor: torch.Tensor) -> tuple[int, ...]:
-    size = tensor.element_size()
-    return tuple(stride * size for stride in strides)
 
 
 def _check_tensors(*tensors: torch.Tensor) -> None:
@@ -269,5 +275,5 @@ def _check_slots(slot_mapping: torch.Tensor, key_pool: torch.Tensor) -> None:
             f"slot_mapping's dtype is {slot_mapping.dtype}; expected torch.int32 or torch.int64"
         )
     slots = key_pool.shape[0] * key_pool.shape[1]
-    if len(slot_mapping) and (most := int(slot_mapping.max())) >= slots:
+    if len(slot_mapping) and (most := int(slot_mapping.numpy().max())) >= slots:
         raise ValueError(f"slot_mapping has slot {most}; expected less than {slots}")
