@@ -1,5 +1,6 @@
 """Devices through torch's device-neutral API: CUDA, ROCm and XPU alike, and the CPU."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,3 +96,14 @@ def free_bytes(device: torch.device) -> int:
     free, _ = module.mem_get_info(device)
     cached = module.memory_reserved(device) - module.memory_allocated(device)
     return int(free + cached)
+
+
+@functools.cache
+def cpu_cache_bytes() -> int | None:
+    """The size of the largest CPU cache, from sysfs; None where the kernel doesn't say."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()
+        if text[:-1].isdigit() and text[-1] in "KM":
+            sizes.append(int(text[:-1]) << {"K": 10, "M": 20}[text[-1]])
+    return max(sizes, default=None)

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 import kvbench
+from kvbench.devices import cpu_cache_bytes
 from kvbench.diagnosis_gpu import gpu_facts
 from kvbench.results import Environment
 
@@ -22,16 +23,6 @@ def _read(path: Path) -> str | None:
         return path.read_text(encoding="ascii").strip()
     except OSError:
         return None  # not Linux, or a container without it
-
-
-def last_level_cache_bytes() -> int | None:
-    """The size of the largest CPU cache, from sysfs; None where the kernel doesn't say."""
-    sizes = []
-    for index in sorted((_CPU / "cache").glob("index*")):
-        text = _read(index / "size")
-        if text and text[:-1].isdigit() and text[-1] in "KM":
-            sizes.append(int(text[:-1]) << {"K": 10, "M": 20}[text[-1]])
-    return max(sizes, default=None)
 
 
 def _git(*arguments: str) -> str | None:
@@ -85,7 +76,7 @@ def fingerprint(device: torch.device) -> Environment:
         else psutil.cpu_count() or 1,
         torch_threads=torch.get_num_threads(),
         memory_bytes=int(psutil.virtual_memory().total),
-        last_level_cache_bytes=last_level_cache_bytes(),
+        last_level_cache_bytes=cpu_cache_bytes(),
         cpu_governor=_read(_CPU / "cpufreq" / "scaling_governor"),
         device=str(device),
         device_name=cpu if properties is None else str(properties.name),

@@ -14,6 +14,7 @@ from kvbench import oracle
 from kvbench.axes import expand_all
 from kvbench.cases import LAYOUTS, OPS, OUTPUTS, Case
 from kvbench.errors import InputError
+from kvbench.kernels.native import library
 from kvbench.presets import CHECK_GRIDS
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
@@ -22,14 +23,22 @@ from kvbench.workload import build, fill
 
 CPU = torch.device("cpu")
 
-# Without Triton its strategies are unsupported; with it, all must pass.
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-STRATEGIES = [s for s in registry.all_strategies() if HAS_TRITON or not s.name.endswith(".triton")]
+# Without Triton its strategies are unsupported, as those in C++ are without a compiler; all that is
+# here must pass.
+MISSING = [
+    ending
+    for ending, is_here in (
+        (".triton", importlib.util.find_spec("triton") is not None),
+        (".native", library.unsupported(CPU) is None),
+    )
+    if not is_here
+]
+STRATEGIES = [s for s in registry.all_strategies() if not s.name.endswith(tuple(MISSING))]
 INTERPRETED = [s for s in STRATEGIES if s.name.endswith(".triton")]
 # Each kind of heads and dtype is compiled anew, which takes seconds. test_compiled.py has chosen
 # cases, `kvbench check` has all: whatever draws cases here leaves these out.
 COMPILED = [s for s in STRATEGIES if s.name.endswith(".compile")]
-NATIVE = [s for s in STRATEGIES if s not in INTERPRETED and s not in COMPILED]
+TIMED = [s for s in STRATEGIES if s not in INTERPRETED and s not in COMPILED]
 DRAWN = [s for s in STRATEGIES if s not in COMPILED]
 
 # Flat slots lie on one axis in the other layouts alone.
@@ -134,7 +143,7 @@ def alike(result, expected):
 # Against the oracle.
 
 
-@each(NATIVE)
+@each(TIMED)
 @settings(max_examples=150)
 @given(data=st.data())
 def test_strategy_is_right_in_any_case(strategy, data):
@@ -239,7 +248,9 @@ EVERY_STRATEGY = {
     "write.indexing": {"has_prepare": False},
     "write.loop": {"has_prepare": False},
     "write.scatter": {"has_prepare": True},
+    "write.native": {"has_prepare": True},
     "write.slot_mapping": {"has_prepare": True},
+    "write.streams": {"has_prepare": True},
     "write.triton": {"has_prepare": True},
     "read.block_slices": {"has_prepare": False},
     "read.blocks": {"has_prepare": True},
@@ -248,7 +259,9 @@ EVERY_STRATEGY = {
     "read.index_select": {"has_prepare": True},
     "read.indexing": {"has_prepare": False},
     "read.loop": {"has_prepare": False},
+    "read.native": {"has_prepare": True},
     "read.slot_mapping": {"has_prepare": True},
+    "read.streams": {"has_prepare": True},
     "read.triton": {"has_prepare": True},
 }
 

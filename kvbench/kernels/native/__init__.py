@@ -1,0 +1,1 @@
+"""C++ for the CPU: its sources, the build at first use, and the launchers."""
