@@ -146,6 +146,7 @@ def test_runs_are_ranked_and_plotted_without_torch(run, command):
 
 
 NO_TRITON = "the package triton is not installed"
+FEW = ("-s", "*.triton", "-s", "*.loop")
 TINY = ("-a", "seq_len=3", "-a", "num_kv_heads=1", "-a", "head_dim=4", "--device", "cpu")
 
 MEASURE = """
@@ -185,7 +186,7 @@ def test_strategies_that_need_triton_say_so_where_it_is_missing():
 
 
 @pytest.mark.parametrize(
-    "command", [("list", "--device", "cpu"), ("check", *TINY)], ids=lambda c: c[0]
+    "command", [("list", "--device", "cpu"), ("check", *TINY, *FEW)], ids=lambda c: c[0]
 )
 def test_commands_work_where_triton_is_missing(command):
     wide = "import os\nos.environ['COLUMNS'] = '200'\n"
@@ -201,7 +202,16 @@ from kvbench.timing import bandwidth
 bandwidth._CPU_BYTES = 1 << 16
 {COMMAND}"""
     # Another process would find what is blocked in this one.
-    arguments = ("run", *TINY, "--cell-seconds", "0.005", "--in-process", "-o", tmp_path / "run")
+    arguments = (
+        "run",
+        *TINY,
+        *FEW,
+        "--cell-seconds",
+        "0.005",
+        "--in-process",
+        "-o",
+        tmp_path / "run",
+    )
     printed = python(blocked("triton") + code, *arguments)
     assert "write.triton" in printed
     assert "unsupported" in printed
