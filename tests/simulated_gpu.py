@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kvbench.kernels import jit, plan, tuning
+from kvbench.kernels import jit, planning, tuning
 
 H100 = GPUTarget("cuda", 90, 32)
 
@@ -94,7 +94,7 @@ def simulated_gpu(
         patch.setattr(JITFunction, "_do_compile", do_compile)
         patch.setattr("triton.compiler.compiler.max_shared_mem", lambda _: 1 << 16)
         patch.setattr(jit, "is_interpreted", lambda _: False)
-        patch.setattr(plan, "is_interpreted", lambda _: False)
+        patch.setattr(planning, "is_interpreted", lambda _: False)
         patch.setattr(tuning, "_choices", {})
         yield gpu
 

@@ -23,7 +23,9 @@ CPU = torch.device("cpu")
 
 # Without Triton its strategies are unsupported; with it, all must pass.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-STRATEGIES = [s for s in registry.all_strategies() if HAS_TRITON or not s.name.endswith(".triton")]
+# CUDA C++ is for NVIDIA GPUs alone: test_cuda has it as plain C++.
+ALL = [s for s in registry.all_strategies() if not s.name.endswith(".cuda")]
+STRATEGIES = [s for s in ALL if HAS_TRITON or not s.name.endswith(".triton")]
 INTERPRETED = [s for s in STRATEGIES if s.name.endswith(".triton")]
 NATIVE = [s for s in STRATEGIES if s not in INTERPRETED]
 
@@ -168,10 +170,12 @@ def test_a_strategy_keeps_nothing_of_one_workload_for_another(strategy, data):
 # The interface.
 
 EVERY_STRATEGY = {
+    "write.cuda": {"has_prepare": True},
     "write.indexing": {"has_prepare": False},
     "write.loop": {"has_prepare": False},
     "write.slot_mapping": {"has_prepare": True},
     "write.triton": {"has_prepare": True},
+    "read.cuda": {"has_prepare": True},
     "read.indexing": {"has_prepare": False},
     "read.loop": {"has_prepare": False},
     "read.slot_mapping": {"has_prepare": True},
@@ -279,8 +283,8 @@ def test_patterns_select_each_strategy_once_in_the_order_of_all(patterns, expect
         (["write.lop"], r"unknown strategy 'write.lop' \(did you mean 'write.loop'\?\); expected"),
         (["*", "raed.triton"], r"'raed.triton' \(did you mean 'read.triton'\?\)"),
         (["READ.loop"], r"'READ.loop' \(did you mean 'read.loop'\?\)"),
-        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: read.indexing, read.loop"),
-        ([""], r"unknown strategy ''; expected one of: read.indexing"),
+        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: read.cuda, read.indexing"),
+        ([""], r"unknown strategy ''; expected one of: read.cuda"),
     ],
     ids=str,
 )

@@ -11,7 +11,8 @@ from kvbench.kernels.offsets import (
     slots_of_tokens,
     tile_mask,
 )
-from kvbench.kernels.plan import Plan, plan
+from kvbench.kernels.plan import Plan
+from kvbench.kernels.planning import plan
 
 
 def _gather_kv(

@@ -14,7 +14,8 @@ from kvbench.kernels.offsets import (
     tile_mask,
     token_scale_pointers,
 )
-from kvbench.kernels.plan import Plan, plan
+from kvbench.kernels.plan import Plan
+from kvbench.kernels.planning import plan
 
 
 def load_part(

@@ -13,9 +13,10 @@ _FAMILY_COLOURS = {
     "indexing": "#0072B2",
     "slot_mapping": "#009E73",
     "triton": "#CC79A7",
+    "cuda": "#000000",
 }
 _OTHER_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#7F7F7F", "#8C510A", "#4B0092")
-_MARKERS = {"loop": "o", "indexing": "s", "slot_mapping": "D", "triton": "^"}
+_MARKERS = {"loop": "o", "indexing": "s", "slot_mapping": "D", "triton": "^", "cuda": "P"}
 
 FLOOR_COLOUR = "#595959"
 WIDTH_IN = 8.8
