@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.cases import Case
-from kvbench.kernels.tiles import Tile, default_tile, tiles
+from kvbench.kernels.tiles import Tile, default_tile, default_tiles, tiles
 from kvbench.presets import PRESETS
 from kvbench.strategies import registry
+from kvbench.sweep.checking import check_case
 from kvbench.workload import build
 
 triton = pytest.importorskip("triton")
@@ -272,8 +273,8 @@ def timed(gpu, monkeypatch):
     benched = []
     best = {"elements": 2048}
 
-    def bench(call, quantiles):
-        assert quantiles == (0.5, 0.2, 0.8)
+    def bench(call, quantiles, warmup, rep):
+        assert (quantiles, warmup, rep) == ((0.5, 0.2, 0.8), 5, 25)
         call()
         told = gpu.launches.pop()
         names = next(k.parameters for k in KERNELS if k.fn.__name__ == told.kernel)
@@ -389,6 +390,14 @@ def test_with_measured_tiles_the_gpu_preset_compiles_each_candidate_once():
     )
 
 
+def test_nothing_is_measured_where_the_default_is_asked_for(timed):
+    timed.best["elements"] = 256
+    with default_tiles():
+        assert prepared().tile == Tile(1, 1024, 4)
+    assert timed.benched == []
+    assert prepared().tile == Tile(1, 256, 1)
+
+
 def test_nothing_is_measured_where_there_is_no_choice(timed):
     arguments = (scatter_kv_kernel, [Tile(1, 1, 1)], None, None)
     assert tuning.fastest(*arguments) == Tile(1, 1, 1)
@@ -402,3 +411,17 @@ def test_quantised_tiles_are_measured_too(timed):
     # Per token the whole row is a program's: there is one tile for it.
     assert kinds == {"scatter_quantised_kv": 1}
     assert {values["SCALE"] for _, values in timed.benched} == {"per_head"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["write", "read"])
+@pytest.mark.parametrize("cache_dtype", ["auto", "int8"])
+def test_on_a_gpu_a_tile_is_measured_and_what_it_moves_is_right(op, cache_dtype, gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "_choices", {})
+    case = Case(op=op, seq_len=100, num_kv_heads=1, num_heads=1, cache_dtype=cache_dtype)
+    assert check_case(case, registry.get(f"{op}.triton"), gpu) == ("checked", "")
+    (choice,) = tuning.choices()
+    assert set(choice.milliseconds) == set(tiles(128, 2))
+    assert all(0 < each < math.inf for each in choice.milliseconds.values())
+    assert choice.milliseconds[choice.tile] == min(choice.milliseconds.values())
+    assert len(kernel_lines()) >= 2

@@ -4,8 +4,12 @@ A tile never depends on how many tokens there are: it is a constant of the compi
 sweep over tokens compiles a kernel once.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
+_measured: ContextVar[bool] = ContextVar("measured", default=True)
 _ELEMENTS = 1024
 """Of a tile, where nothing was measured: at 16 bits, 4 warps of 16-byte accesses."""
 _MEASURED_ELEMENTS = (_ELEMENTS, _ELEMENTS // 4, _ELEMENTS // 2, 2 * _ELEMENTS)
@@ -46,9 +50,20 @@ def default_tile(row: int, itemsize: int, *, whole_row: bool = False) -> Tile:
     return _tile(row, itemsize, _ELEMENTS, whole_row=whole_row)
 
 
+@contextmanager
+def default_tiles() -> Iterator[None]:
+    """Inside, no tile is chosen by measurement, which takes a kernel for each: for many shapes."""
+    token = _measured.set(False)
+    try:
+        yield
+    finally:
+        _measured.reset(token)
+
+
 def tiles(row: int, itemsize: int, *, whole_row: bool = False) -> tuple[Tile, ...]:
     """The tiles that are worth measuring for a row, the default one first; see `default_tile`."""
-    found = (_tile(row, itemsize, n, whole_row=whole_row) for n in _MEASURED_ELEMENTS)
+    sizes = _MEASURED_ELEMENTS if _measured.get() else _MEASURED_ELEMENTS[:1]
+    found = (_tile(row, itemsize, n, whole_row=whole_row) for n in sizes)
     return tuple(dict.fromkeys(found))
 
 

@@ -9,12 +9,14 @@ of the kernel's source, the GPU's architecture and Triton's version. But it is c
 kind of row, from `prepare`, on tensors that are made for it.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
+from triton.runtime import driver
 
 from kvbench.kernels.jit import Arguments, Kernel, as_bytes
 from kvbench.kernels.tiles import Tile
@@ -23,6 +25,8 @@ _PROBE_BYTES = 16 << 20
 """Of K's rows: with V and both pools 64 MiB, so that a GPU is busy for much longer than a launch
 takes."""
 _MOST_PROBED = 1 << 14
+_MILLISECONDS = {"warmup": 5, "rep": 25}
+"""Of measuring one tile: a thousand launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ def fastest(
         tiles: Those to choose from.
         arguments: What it will be called with, but for the tile.
         probe: Makes what it is measured with.
-        do_bench: Measures a call, given it and quantiles; Triton's own unless given.
+        do_bench: Measures a call, as triton.testing.do_bench, which it is unless given.
     """
     if len(tiles) == 1:
         return tiles[0]
@@ -127,8 +131,12 @@ def fastest(
         # Of integers those that tell one order in memory from another; the tuner adds dtypes.
         numbers = kernel.parameters[len(given.tensors) :][: len(given.numbers)]
         strides = [name for name in numbers if name.endswith(("head_stride", "dim_stride"))]
+        bench = do_bench or driver.active.get_benchmarker()
         tuner = triton.autotune(
-            list(by_config), key=[*strides, *given.constants], do_bench=do_bench, cache_results=True
+            list(by_config),
+            key=[*strides, *given.constants],
+            do_bench=functools.partial(bench, **_MILLISECONDS),
+            cache_results=True,
         )(kernel.compiled)
         tuner.run(
             *map(as_bytes, given.tensors),
