@@ -161,9 +161,13 @@ def test_the_kernels_are_right_in_the_check_grids(launches):
 @pytest.mark.parametrize("slot", move.SLOTS, ids=str)
 @pytest.mark.parametrize("width", move.VECTORS)
 def test_every_instance_copies_to_slots_and_back(width, slot, launches):
-    heads, dim = 3, 5 * width  # bytes; a head's neighbour in a pool is another slot's
-    rows = [torch.randint(0, 256, (40, heads, dim), dtype=torch.uint8) for _ in "KV"]
-    pools = [torch.zeros(8, heads, 9, dim, dtype=torch.uint8).transpose(1, 2) for _ in "KV"]
+    # In bytes. Heads of K and V differ in size; beside them in a pool lie other slots and heads.
+    heads, dims = 3, (5 * width, 3 * width)
+    rows = [torch.randint(1, 256, (40, heads, dim), dtype=torch.uint8) for dim in dims]
+    pools = [
+        torch.zeros(8, heads, 9, dims[0], dtype=torch.uint8).transpose(1, 2),
+        torch.zeros(8, 9, heads, 2 * dims[1], dtype=torch.uint8)[..., : dims[1]],
+    ]
     slots = torch.randperm(72, generator=torch.Generator().manual_seed(0))[:40].to(slot)
     slots[7] = -1
     move.plan_move("scatter_kv", *rows, *pools, slots).run(*rows, *pools)

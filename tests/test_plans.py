@@ -2,6 +2,7 @@
 
 import math
 import re
+import weakref
 from collections import Counter
 
 import pytest
@@ -134,6 +135,15 @@ def test_tensors_unlike_those_that_were_planned_with_are_refused(make, change, w
     assert all(map(torch.equal, layer, before))
 
 
+def test_a_plan_keeps_no_layer_s_tensors():
+    layer = operands()
+    plan = plan_scatter(*layer, SLOTS)
+    kept = [weakref.ref(each) for each in layer]
+    layer.clear()
+    assert [each() for each in kept] == [None] * 4
+    assert plan.operands[0].name == "key"
+
+
 def test_a_plan_wants_all_of_its_tensors():
     layer = operands()
     with pytest.raises(ValueError, match="argument 2 is shorter"):
@@ -150,7 +160,7 @@ def test_a_plan_for_no_tokens_launches_nothing():
 
 
 @pytest.fixture
-def gpu(tmp_path):
+def h100(tmp_path):
     with simulated_gpu(tmp_path, compiling=False) as simulated:
         for kernel in KERNELS:
             kernel.compiled.device_caches.clear()
@@ -159,12 +169,12 @@ def gpu(tmp_path):
         kernel.compiled.device_caches.clear()
 
 
-def test_a_planned_launch_passes_what_triton_s_own_launcher_would(gpu):
+def test_a_planned_launch_passes_what_triton_s_own_launcher_would(h100):
     layer, other = operands(dim=128), operands(dim=128)
     plan = plan_scatter(*layer, SLOTS)
-    assert gpu.launches == []  # compiled, not launched
+    assert h100.launches == []  # compiled, not launched
     plan.run(*other)
-    (launch,) = gpu.launches
+    (launch,) = h100.launches
     names = scatter_kv_kernel.parameters
     assert len(launch.arguments) == len(names)
     told = dict(zip(names, launch.arguments, strict=True))
@@ -177,7 +187,7 @@ def test_a_planned_launch_passes_what_triton_s_own_launcher_would(gpu):
 
 
 @pytest.mark.parametrize("which", range(4), ids=NAMES)
-def test_a_tensor_that_begins_at_no_multiple_of_16_bytes_is_refused_where_one_did(gpu, which):
+def test_a_tensor_that_begins_at_no_multiple_of_16_bytes_is_refused_where_one_did(h100, which):
     layer = operands()
     plan = plan_scatter(*layer, SLOTS)
     shifted = torch.zeros(layer[which].numel() + 1, dtype=torch.int16)[1:].view(layer[which].shape)
@@ -187,12 +197,12 @@ def test_a_tensor_that_begins_at_no_multiple_of_16_bytes_is_refused_where_one_di
         ValueError, match=r"a tensor begins at 0x.*; expected a multiple of 16 bytes"
     ):
         plan.run(*unlike)
-    assert gpu.launches == []
+    assert h100.launches == []
     # One made with it takes either.
     either = plan_scatter(*unlike, SLOTS)
     either.run(*unlike)
     either.run(*layer)
-    assert len(gpu.launches) == 2
+    assert len(h100.launches) == 2
     assert scatter_kv_kernel.compilations == 2
 
 
@@ -221,11 +231,11 @@ SHAPES_OF_THE_GPU_PRESET = 7
 
 
 @pytest.mark.usefixtures("untuned")
-def test_the_gpu_preset_compiles_a_kernel_once_for_each_shape_of_a_row(gpu):
+def test_the_gpu_preset_compiles_a_kernel_once_for_each_shape_of_a_row(h100):
     cases = PRESETS["gpu"].cases()
     assert len({(c.seq_len, c.batch, c.block_size, c.block_order) for c in cases}) > 60
     run_preset(cases)
-    assert len(gpu.launches) == len(cases)
+    assert len(h100.launches) == len(cases)
     assert compilations() == dict.fromkeys(("scatter_kv", "gather_kv"), SHAPES_OF_THE_GPU_PRESET)
 
 
@@ -239,7 +249,7 @@ def over_tokens(**fields):
     ]
 
 
-@pytest.mark.usefixtures("gpu", "untuned")
+@pytest.mark.usefixtures("h100", "untuned")
 @pytest.mark.parametrize("kv_scale", ["per_tensor", "per_head", "per_token"])
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8_e4m3"])
 @pytest.mark.parametrize("kv_input", ["contiguous", "head_major", "fused_qkv"])
@@ -254,7 +264,7 @@ def test_one_shape_is_compiled_once_whatever_grows(head_dim, kv_input, cache_dty
     assert compilations() == {f"scatter{kind}": 1, f"gather{kind}": 1}
 
 
-@pytest.mark.usefixtures("gpu", "untuned")
+@pytest.mark.usefixtures("h100", "untuned")
 @pytest.mark.parametrize("layout", ["NHD", "HND", "NHD-KV", "HND-KV", "x-packed", "MLA"])
 def test_layouts_are_compiled_for_apart_and_once_each_unless_a_stride_is_odd(layout):
     heads = {"num_kv_heads": 1, "head_dim": 576} if layout == "MLA" else {}
@@ -267,24 +277,24 @@ def test_layouts_are_compiled_for_apart_and_once_each_unless_a_stride_is_odd(lay
 
 
 @pytest.fixture
-def timed(gpu, monkeypatch):
+def timed(h100, monkeypatch):
     """Triton's tuner, with times that are said instead of measured."""
-    monkeypatch.setattr(type(gpu), "get_benchmarker", lambda _: bench, raising=False)
+    monkeypatch.setattr(type(h100), "get_benchmarker", lambda _: bench, raising=False)
     benched = []
     best = {"elements": 2048}
 
     def bench(call, quantiles, warmup, rep):
         assert (quantiles, warmup, rep) == ((0.5, 0.2, 0.8), 5, 25)
         call()
-        told = gpu.launches.pop()
+        told = h100.launches.pop()
         names = next(k.parameters for k in KERNELS if k.fn.__name__ == told.kernel)
         values = dict(zip(names, told.arguments, strict=True))
         benched.append((told, values))
         elements = values["TOKENS"] * values["BLOCK"]
         return [1.0 + abs(math.log2(elements / best["elements"]))] * 3
 
-    gpu.benched, gpu.best = benched, best
-    return gpu
+    h100.benched, h100.best = benched, best
+    return h100
 
 
 def prepared(seq_len=1, op="write", **fields):

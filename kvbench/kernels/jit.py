@@ -97,15 +97,16 @@ class Kernel:
             return launch
         tensors = tuple(map(as_bytes, arguments.tensors))
         common = (*tensors[layer:], *arguments.numbers)
+        constants = arguments.constants  # not the arguments: a layer's tensors are not to be kept
         if is_interpreted(tensors[0].device):
             form = _Quiet(self.interpreted)[grid]
-            return lambda *own: form(*map(as_bytes, own), *common, **arguments.constants)
+            return lambda *own: form(*map(as_bytes, own), *common, **constants)
         # The options are those that Triton's tuner gives, so that they are the same kernel to it.
         options = triton.Config({}, num_warps=warps).all_kwargs()
         compiled = self.compiled.warmup(
-            *tensors, *arguments.numbers, grid=grid, **arguments.constants, **options
+            *tensors, *arguments.numbers, grid=grid, **constants, **options
         )
-        rest = (*common, *arguments.constants.values())
+        rest = (*common, *constants.values())
         return _Direct(compiled[*grid, 1], tensors[:layer], rest)
 
     @property
