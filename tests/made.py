@@ -49,7 +49,9 @@ def predicted_launches(strategy: str, phase: str, fields: dict) -> LaunchCounts 
     """What the built-in strategies launch, so that synthetic rows look like real ones."""
     family = strategy.partition(".")[2]
     tokens = fields["seq_len"] * fields.get("batch", 1)
-    kernels = {"loop": 2 * tokens, "indexing": 6, "slot_mapping": 2, "triton": 1}.get(family)
+    kernels = {"loop": 2 * tokens, "indexing": 6, "slot_mapping": 2, "triton": 1, "cuda": 1}.get(
+        family
+    )
     if kernels is None:
         return None
     uploads = int(family == "indexing" or phase == "prepare")

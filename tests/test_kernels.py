@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from types import FunctionType
@@ -13,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench import quantisation
-from kvbench.kernels.rows import row_block, row_warps
+from kvbench.kernels.rows import stride_step
 from kvbench.timing.launches import fake_cuda, predict_launches
 
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402 - only where Triton is
+from simulated_gpu import simulated_gpu  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
@@ -513,16 +514,58 @@ def test_rows_of_several_programs_are_moved_to_the_last_element(heads, dims, sch
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2, INT8], ids=str)
-@pytest.mark.parametrize("at", [0, 1023, 1024, 2047, 2048, 2099])
-def test_a_token_s_scale_is_that_of_its_largest_element_wherever_it_is(at, dtype):
-    rows = torch.linspace(-1, 1, 2 * 2100).view(2, 1, 3, 700)
-    rows.view(2, 2100)[:, at] = torch.tensor([-300.0, 20.0])
-    pools = torch.zeros(2, 1, 2, 3, 700, dtype=dtype)
+@pytest.mark.parametrize(
+    ("at", "dim"),
+    [(0, 700), (1023, 700), (1024, 700), (2099, 700), *((n, 1400) for n in (0, 4095, 4096, 4199))],
+)
+def test_a_token_s_scale_is_that_of_its_largest_element_wherever_it_is(at, dim, dtype):
+    rows = torch.linspace(-1, 1, 2 * 3 * dim).view(2, 1, 3, dim)  # 3 x 1400 are two turns
+    rows.view(2, 3 * dim)[:, at] = torch.tensor([-300.0, 20.0])
+    pools = torch.zeros(2, 1, 2, 3, dim, dtype=dtype)
     scales = torch.zeros(2, 1, 2)
     scatter_quantised_kv(*rows, *pools, *scales, torch.tensor([1]), per_token=True)
     largest = {E4M3: 448, E5M2: 57344, INT8: 127}[dtype]
     assert torch.equal(scales[:, 0], torch.tensor([[0.0, 300], [0, 20]]) / largest)
     assert pools[:, 0, 1].flatten(1).float()[:, at].tolist() == [-largest, largest]
+
+
+@each_scheme
+@pytest.mark.parametrize(("heads", "dim"), [(1, 1), (1, 4), (2, 3), (1, 64), (2, 100)])
+def test_tokens_that_share_a_program_go_to_slots_of_their_own(heads, dim, scheme):
+    tokens, size = 150, 16  # three programs, or many; the last is not full
+    slots = torch.randperm(12 * size, generator=torch.Generator().manual_seed(0))[:tokens]
+    slots[::7] = -1
+    rows = [contents(scheme.rows, (tokens, heads, dim), which) for which in range(2)]
+    shape = (12, size, heads, dim)
+    pools, right = ([torch.zeros(shape, dtype=scheme.pool) for _ in "KV"] for _ in "ab")
+    scales, right_scales = (scheme.scales(12, size, heads) for _ in "ab")
+    scheme.scatter(rows, pools, scales, slots)
+    scheme.scatter_plainly(rows, right, right_scales, slots)
+    assert all(map(same, (*pools, *scales), (*right, *right_scales)))
+    back, expected = ([torch.full_like(each, 77) for each in rows] for _ in "ab")
+    scheme.gather(back, pools, scales, slots)
+    scheme.gather_plainly(expected, pools, scales, slots)
+    assert all(map(same, back, expected))
+
+
+@each_scheme
+@pytest.mark.parametrize("blocks", [2**31 // 3, 2**31 // 3 + 1, 2**32 // 3 + 1])
+def test_slots_beyond_2_to_the_31_are_divided_in_64_bits(blocks, scheme):
+    # All blocks are the same memory: a place in its block is all that is left of a slot.
+    near = torch.tensor([1, 0, 2, -1])
+    far = near + 3 * torch.tensor([blocks - 1, 0, blocks - 1, -(2**33)])
+    pools, right = ([torch.zeros(1, 3, 1, 8, dtype=scheme.pool) for _ in "KV"] for _ in "ab")
+    rows = [contents(scheme.rows, (4, 1, 8), which) for which in range(2)]
+    scales, right_scales = scheme.scales(1, 3, 1), scheme.scales(1, 3, 1)
+    everywhere = [each.expand(blocks, 3, 1, 8) for each in pools]
+    given = [each.expand(blocks, 3) if scheme.per_token else each for each in scales]
+    scheme.scatter(rows, everywhere, given, far)
+    scheme.scatter_plainly(rows, right, right_scales, near)
+    assert all(map(same, (*pools, *scales), (*right, *right_scales)))
+    back, expected = ([torch.zeros_like(each) for each in rows] for _ in "ab")
+    scheme.gather(back, everywhere, given, far)
+    scheme.gather_plainly(expected, pools, scales, near)
+    assert all(map(same, back, expected))
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2, INT8], ids=str)
@@ -752,44 +795,6 @@ def test_on_a_gpu_scales_reach_beyond_2_to_the_31_elements_along(scale, dim, far
     check_far_scales(far_gpu_memory, scale, dim)
 
 
-# How a row is cut into programs.
-
-
-@pytest.mark.parametrize(
-    ("elements", "expected"),
-    [
-        (1, (1, 1)),
-        (2, (2, 1)),
-        (3, (4, 1)),
-        (80, (128, 1)),
-        (1023, (1024, 1)),
-        (1024, (1024, 1)),
-        (1025, (1024, 2)),
-        (8 * 256, (1024, 2)),
-        (32 * 80, (1024, 3)),
-    ],
-)
-def test_a_row_is_cut_into(elements, expected):
-    assert row_block(elements) == expected
-
-
-@pytest.mark.parametrize(
-    ("block", "element_size", "warps"),
-    [(1, 2, 1), (128, 2, 1), (256, 2, 1), (512, 2, 2), (1024, 2, 4), (1024, 4, 8), (1024, 1, 2)],
-)
-def test_a_program_has_a_thread_for_every_16_bytes(block, element_size, warps):
-    assert row_warps(block, element_size) == warps
-
-
-@given(st.integers(1, 2**20))
-def test_programs_cover_a_row_with_none_to_spare(elements):
-    block, programs = row_block(elements)
-    assert block.bit_count() == 1
-    assert block <= 1024
-    assert (programs - 1) * block < elements <= programs * block
-    assert block == 1024 or block < 2 * elements
-
-
 # Compiled for a GPU that is not here.
 
 KERNELS = {
@@ -803,93 +808,44 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-KINDS = {
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.uint8: "u8",
-    torch.int8: "i8",
-    torch.int64: "i64",
-}
 BF16 = Scheme(torch.bfloat16, torch.bfloat16)
 
 
-class Launch:
-    """Stands in for a kernel: keeps the arguments that a launcher passes to it."""
-
-    def __getitem__(self, grid):
-        self.grid = grid
-        return self
-
-    def __call__(self, *arguments, **constants):
-        self.arguments, self.constants = arguments, constants
-
-
 def operands(scheme, shape):
-    """K, V and their pools [3, 16, ...] of 5 tokens: 8 heads of 128, of MLA, or x-packed."""
+    """K, V and their pools [3, 16, ...] of 5 tokens: heads x elements, of MLA, or x-packed."""
     if shape == "MLA":
         latent = torch.empty(3, 16, 1, 576, dtype=scheme.pool)
         rows = [torch.empty(5, 1, dim, dtype=scheme.rows) for dim in (512, 64)]
         return rows, [latent[..., :512], latent[..., 512:]]
-    rows = [torch.empty(5, 8, 128, dtype=scheme.rows) for _ in "KV"]
+    heads, dim = (8, 128) if shape in {"x-packed", "odd strides"} else map(int, shape.split(" x "))
+    rows = [torch.empty(5, heads, dim, dtype=scheme.rows) for _ in "KV"]
+    if shape == "odd strides":
+        rows = [torch.empty(5, 8 * 128 + 1, dtype=scheme.rows)[:, 1:].view(5, 8, 128) for _ in "KV"]
+        pools = [torch.empty(3, 16, 8, 129, dtype=scheme.pool)[..., :128] for _ in "KV"]
+        return rows, pools
     if shape == "x-packed":
         pack = 16 // scheme.pool.itemsize
         key_pool = x_packed((3, 16, 8, 128), scheme.pool, pack)
         return rows, [key_pool, dims_before_slots((3, 16, 8, 128), scheme.pool)]
-    return rows, [torch.empty(3, 16, 8, 128, dtype=scheme.pool) for _ in "KV"]
-
-
-def launch_of(kernel, op, scheme, shape):
-    rows, pools = operands(scheme, shape)
-    slots = torch.zeros(5, dtype=torch.int64)
-    scales = scheme.scales(3, 16, rows[0].shape[1])
-    launch = Launch()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "interpreted", launch)
-        scheme.move(op, rows, pools, scales, slots)
-    assert launch.grid == (5, 1)
-    return launch
-
-
-def compile_as_launched(kernel, launch, target):
-    """What Triton compiles for a launch: it specialises on 1 and on multiples of 16."""
-    names = kernel.compiled.arg_names
-    options = {"num_warps": launch.constants["num_warps"]}
-    assert len(names) == len(launch.arguments) + len(launch.constants) - 1
-    constants = {n: v for n, v in launch.constants.items() if n != "num_warps"}
-    if "ROUND_BF16" in constants:
-        constants["ROUND_BF16"] = False  # as for tensors on a GPU
-    signature, attributes = {}, {}
-    for index, (name, argument) in enumerate(zip(names, launch.arguments, strict=False)):
-        if isinstance(argument, torch.Tensor):
-            signature[name] = f"*{KINDS[argument.dtype]}"
-            divisible = argument.data_ptr() % 16 == 0
-        elif argument == 1:
-            constants[name], divisible = 1, False
-        else:
-            signature[name], divisible = "i32", argument % 16 == 0
-        if divisible:
-            attributes[index,] = [["tt.divisibility", 16]]
-    signature |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel.compiled, signature, constants, attributes)
-    return triton.compile(source, target=target, options=options)
+    return rows, [torch.empty(3, 16, heads, dim, dtype=scheme.pool) for _ in "KV"]
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """A function that compiles the kernel of an operation as for a launch; once each."""
-    if jit.interpreting():
-        pytest.skip("TRITON_INTERPRET is set: nothing is compiled")
+    """A function that gives the kernel compiled for a call; once each."""
     folder = tmp_path_factory.mktemp("triton")
 
     @functools.cache
-    def assembly(op, scheme, shape, target):
-        kernel = KERNELS[op, scheme.scale is not None]
-        with triton.knobs.cache.scope():
-            triton.knobs.cache.dir = str(folder)  # never what an earlier run compiled
-            launch = launch_of(kernel, op, scheme, shape)
-            return compile_as_launched(kernel, launch, TARGETS[target]).asm
+    def kernel_of(op, scheme, shape, target):
+        rows, pools = operands(scheme, shape)
+        scales = scheme.scales(3, 16, rows[0].shape[1])
+        with simulated_gpu(folder, TARGETS[target]) as gpu:
+            KERNELS[op, scheme.scale is not None].compiled.device_caches.clear()
+            scheme.move(op, rows, pools, scales, torch.zeros(5, dtype=torch.int64))
+        (kernel,) = gpu.compiled
+        return kernel
 
-    return assembly
+    return kernel_of
 
 
 def accesses(ptx):
@@ -911,38 +867,117 @@ each_compiled = pytest.mark.parametrize("scheme", COMPILED, ids=str)
 
 @each_op
 @each_nvidia
-@pytest.mark.parametrize("shape", ["8 x 128", "MLA"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "8 x 128",
+        "32 x 128",  # in four programs
+        "1 x 64",  # 16 tokens a program
+        "1 x 128",
+        "MLA",
+        "5 x 40",  # a multiple of 8 elements and not of 16, which Triton by itself does not see
+    ],
+)
 def test_compiled_rows_are_moved_16_bytes_at_a_time(op, target, shape, compiled):
     # A thread for every 8 elements of 2 bytes: one access for K and one for V. The slot is the one
     # other load.
-    assert accesses(compiled(op, BF16, shape, target)["ptx"]) == {
+    assert accesses(compiled(op, BF16, shape, target).asm["ptx"]) == {
         "ld.global.b64": 1,
         "ld.global.v4.b32": 2,
         "st.global.v4.b32": 2,
     }
 
 
+@each_nvidia
+def test_compiled_rows_of_x_packed_k_are_moved_16_bytes_at_a_time(target, compiled):
+    # Its V has its elements a block apart: 8 accesses of one element each.
+    stores = accesses(compiled("scatter", BF16, "x-packed", target).asm["ptx"])
+    assert stores["ld.global.v4.b32"] == 2
+    assert stores["st.global.v4.b32"] == 1
+    assert stores["st.global.b16"] == 8
+    loads = accesses(compiled("gather", BF16, "x-packed", target).asm["ptx"])
+    assert loads["st.global.v4.b32"] == 2
+    assert loads["ld.global.v4.b32"] == 1
+    assert loads["ld.global.b16"] == 8
+
+
+@each_op
+@each_nvidia
+@pytest.mark.parametrize("scheme", [BF16, SCHEMES[1]], ids=str)
+def test_compiled_rows_and_slots_at_odd_places_are_moved_an_element_at_a_time(
+    op, target, scheme, compiled
+):
+    # Two bytes or one: a wider access to an odd place is an error on a GPU.
+    moves = accesses(compiled(op, scheme, "odd strides", target).asm["ptx"])
+    assert {word.rpartition(".")[2] for word in moves} <= {"b16", "b8", "b32", "b64"}
+    assert not [word for word in moves if ".v" in word]
+    # The wider words are the slot and scales.
+    assert (moves["ld.global.b64"], bool(moves["ld.global.b32"])) == (1, bool(scheme.scale))
+    assert moves["st.global.b32"] == moves["st.global.b64"] == 0
+
+
+@given(st.lists(st.integers(0, 3 * 16), min_size=3, max_size=6), st.sampled_from([1, 2, 4, 8, 16]))
+def test_every_stride_but_the_last_is_a_multiple_of_the_step_that_is_told(strides, width):
+    tensor = torch.empty(1).expand(1).as_strided([1] * len(strides), strides)
+    step = stride_step(tensor, width)
+    assert width % step == 0
+    assert all(stride % step == 0 for stride in strides[:-1])
+    assert step == width or any(stride % (2 * step) for stride in strides[:-1])
+
+
 @each_op
 @each_nvidia
 @each_compiled
-def test_compiled_rows_take_16_bytes_and_their_codes_8_at_a_time(op, target, scheme, compiled):
-    moves = accesses(compiled(op, scheme, "8 x 128", target)["ptx"])
+@pytest.mark.parametrize("shape", ["8 x 128", "1 x 64"])
+def test_compiled_rows_take_16_bytes_and_their_codes_8_at_a_time(
+    op, target, scheme, shape, compiled
+):
+    moves = accesses(compiled(op, scheme, shape, target).asm["ptx"])
     row, code = ("ld", "st") if op == "scatter" else ("st", "ld")
-    # Per token a row is read twice: its scale is known after all of it was seen.
-    twice = op == "scatter" and scheme.per_token
-    assert moves[f"{row}.global.v4.b32"] == (4 if twice else 2)
+    # Per token too a row is read once, though its scale is known after all of it was seen.
+    assert moves[f"{row}.global.v4.b32"] == 2
     assert moves[f"{code}.global.v2.b32"] == 2
-    # All else is scales, of 4 bytes, and the slot.
+    # All else is the slot, and a scale of 4 bytes for K and one for V: one for all of a thread's
+    # elements.
+    stored = op == "scatter" and scheme.per_token
+    assert moves["st.global.b32"] == (2 if stored else 0)
+    assert moves["ld.global.b32"] == (0 if stored else 2)
+    # A scale is stored once for each token, by threads that look at its slot once more.
+    assert moves["ld.global.b64"] in ({1, 2} if stored else {1})
     others = {"ld.global.b32", "st.global.b32", "ld.global.b64"}
     assert set(moves) - others == {f"{row}.global.v4.b32", f"{code}.global.v2.b32"}
-    assert moves["st.global.b32"] == (2 if twice else 0)
-    assert moves["ld.global.b64"] == 1
+
+
+CUOBJDUMP = triton.knobs.nvidia.cuobjdump.path
+
+
+def resources(kernel, folder):
+    """Registers of a thread and bytes of its stack and local memory, as the machine code has it."""
+    path = folder / "kernel.cubin"
+    path.write_bytes(kernel.asm["cubin"])
+    told = subprocess.run(
+        [CUOBJDUMP, "--dump-resource-usage", path], check=True, capture_output=True, text=True
+    ).stdout
+    return {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+
+
+@each_op
+@each_nvidia
+@pytest.mark.parametrize("scheme", SHAPED, ids=str)
+@pytest.mark.parametrize("shape", ["8 x 128", "1 x 64", "32 x 128"])
+def test_compiled_kernels_leave_registers_for_a_full_multiprocessor(
+    op, target, scheme, shape, compiled, tmp_path
+):
+    used = resources(compiled(op, scheme, shape, target), tmp_path)
+    # 65,536 registers and 2,048 threads: at 32 all of them run at once, at 64 half.
+    assert 0 < used["REG"] <= (64 if scheme.per_token else 40)
+    assert (used["STACK"], used["LOCAL"]) == (0, 0)
 
 
 @each_nvidia
 @each_compiled
 def test_compiled_division_is_ieee_s(target, scheme, compiled):
-    ptx = compiled("scatter", scheme, "8 x 128", target)["ptx"]
+    ptx = compiled("scatter", scheme, "8 x 128", target).asm["ptx"]
     divisions = Counter(re.findall(r"\b(?:div|rcp)\.\S*f32", ptx))
     # One for each of a thread's 8 elements of K and of V, and one for each token's scale.
     assert divisions == {"div.rn.f32": 18 if scheme.per_token else 16}
@@ -952,14 +987,16 @@ def test_compiled_division_is_ieee_s(target, scheme, compiled):
 @each_nvidia
 @each_compiled
 def test_compiled_reads_round_to_bf16_by_the_gpu_s_own_instruction(target, scheme, compiled):
-    ptx = compiled("gather", scheme, "8 x 128", target)["ptx"]
+    ptx = compiled("gather", scheme, "8 x 128", target).asm["ptx"]
     assert Counter(re.findall(r"\bcvt\.\S*bf16\S*", ptx)) == {"cvt.rn.bf16x2.f32": 8}
     assert ".ftz" not in ptx
 
 
 @each_nvidia
 def test_compiled_int8_is_rounded_by_an_addition_that_is_not_optimised_away(target, compiled):
-    ptx = compiled("scatter", Scheme(torch.bfloat16, INT8, "per_head"), "8 x 128", target)["ptx"]
+    ptx = compiled("scatter", Scheme(torch.bfloat16, INT8, "per_head"), "8 x 128", target).asm[
+        "ptx"
+    ]
     # 1.5 * 2**23, and its negative: once for each of 16 elements.
     assert len(re.findall(r"add\.\S*f32 .*0f4B400000", ptx)) == 16
     assert len(re.findall(r"add\.\S*f32 .*0fCB400000", ptx)) == 16
@@ -975,10 +1012,10 @@ def test_compiled_int8_is_rounded_by_an_addition_that_is_not_optimised_away(targ
     ids=str,
 )
 def test_compiled_products_with_strides_are_64_bit(op, scheme, shape, compiled):
-    lines = compiled(op, scheme, shape, "sm_80")["ttir"].splitlines()
+    lines = compiled(op, scheme, shape, "sm_80").asm["ttir"].splitlines()
     products = [line.strip() for line in lines if "arith.muli" in line]
-    # The one that needs no more is a program's first element of a row, which has no stride yet.
-    no_stride_yet = ("%element", "%first")
+    # Those that need no more number the elements of a row, and have no stride yet.
+    no_stride_yet = ("%first", "%piece")
     assert [
         line for line in products if "i64" not in line and not line.startswith(no_stride_yet)
     ] == []
@@ -990,7 +1027,7 @@ def test_compiled_products_with_strides_are_64_bit(op, scheme, shape, compiled):
 @pytest.mark.parametrize("scheme", SHAPED, ids=str)
 @pytest.mark.parametrize("shape", ["8 x 128", "MLA", "x-packed"])
 def test_compiled_kernels_use_no_local_memory(op, target, scheme, shape, compiled):
-    asm = compiled(op, scheme, shape, target)
+    asm = compiled(op, scheme, shape, target).asm
     if target == "gfx942":
         assert re.findall(r"\.private_segment_fixed_size: *(\d+)", asm["amdgcn"]) == ["0"]
     else:
@@ -1036,19 +1073,20 @@ def functions_of(form):
     return found
 
 
+OFFSETS = {"slots_of_tokens", "pieces_of_row", "row_pointers", "slot_pointers"}
+SCALED = {"tile_mask", "load_scales", "token_scale_pointers"}
+
+
 @pytest.mark.parametrize(
     ("kernel", "least"),
     [
-        (scatter_kv_kernel, {"row_offsets", "slot_offsets"}),
-        (gather_kv_kernel, {"row_offsets", "slot_offsets"}),
+        (scatter_kv_kernel, {"tile_mask"} | OFFSETS),
+        (gather_kv_kernel, {"tile_mask"} | OFFSETS),
         (
             scatter_quantised_kv_kernel,
-            {"store_codes", "largest_of_row", "encode", "row_offsets", "slot_offsets"},
+            {"store_codes", "load_part", "store_part", "encode"} | OFFSETS | SCALED,
         ),
-        (
-            gather_quantised_kv_kernel,
-            {"load_codes", "decode", "round_to_bf16", "row_offsets", "slot_offsets"},
-        ),
+        (gather_quantised_kv_kernel, {"load_codes", "decode", "round_to_bf16"} | OFFSETS | SCALED),
         (jit.Kernel(_outer, tripled, tripled_and_one), {"tripled", "tripled_and_one"}),
     ],
     ids=lambda each: each.fn.__name__ if isinstance(each, jit.Kernel) else "",

@@ -15,6 +15,7 @@ from kvbench.axes import expand_all
 from kvbench.cases import LAYOUTS, OPS, OUTPUTS, Case
 from kvbench.errors import InputError
 from kvbench.kernels.native import library
+from kvbench.kernels.tiles import default_tiles
 from kvbench.presets import CHECK_GRIDS
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
@@ -33,7 +34,9 @@ MISSING = [
     )
     if not is_here
 ]
-STRATEGIES = [s for s in registry.all_strategies() if not s.name.endswith(tuple(MISSING))]
+# CUDA C++ is for NVIDIA GPUs alone: test_cuda has it as plain C++.
+ELSEWHERE = (*MISSING, ".cuda", ".streams")
+STRATEGIES = [s for s in registry.all_strategies() if not s.name.endswith(ELSEWHERE)]
 INTERPRETED = [s for s in STRATEGIES if s.name.endswith(".triton")]
 # Each kind of heads and dtype is compiled anew, which takes seconds. test_compiled.py has chosen
 # cases, `kvbench check` has all: whatever draws cases here leaves these out.
@@ -181,7 +184,8 @@ def test_all_strategies_but_compiled_ones_are_right_in_the_check_grids(chunk, cp
 @pytest.mark.gpu
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_all_strategies_but_compiled_ones_are_right_in_the_check_grids_on_a_gpu(chunk, gpu):
-    assert faults(GRID[chunk::CHUNKS], gpu) == []
+    with default_tiles():
+        assert faults(GRID[chunk::CHUNKS], gpu) == []
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -245,6 +249,7 @@ EVERY_STRATEGY = {
     "write.compile": {"has_prepare": True},
     "write.index_copy": {"has_prepare": True},
     "write.index_put": {"has_prepare": True},
+    "write.cuda": {"has_prepare": True},
     "write.indexing": {"has_prepare": False},
     "write.loop": {"has_prepare": False},
     "write.scatter": {"has_prepare": True},
@@ -257,6 +262,7 @@ EVERY_STRATEGY = {
     "read.compile": {"has_prepare": True},
     "read.gather": {"has_prepare": True},
     "read.index_select": {"has_prepare": True},
+    "read.cuda": {"has_prepare": True},
     "read.indexing": {"has_prepare": False},
     "read.loop": {"has_prepare": False},
     "read.native": {"has_prepare": True},

@@ -3,60 +3,72 @@
 import torch
 import triton.language as tl
 
-from kvbench.kernels.codes import MANTISSA_BITS, decode, round_to_bf16
+from kvbench.kernels.codes import decode, round_to_bf16
 from kvbench.kernels.jit import Kernel
-from kvbench.kernels.offsets import row_offsets, slot_offsets
-from kvbench.kernels.rows import (
-    Slots,
-    as_bytes,
-    check_operands,
-    check_scales,
-    joined,
-    row_block,
-    row_warps,
-    scale_strides,
+from kvbench.kernels.offsets import (
+    load_scales,
+    pieces_of_row,
+    row_pointers,
+    slot_pointers,
+    slots_of_tokens,
+    tile_mask,
+    token_scale_pointers,
 )
+from kvbench.kernels.plan import Plan
+from kvbench.kernels.planning import plan
 
 
 def load_codes(
-    slot,
-    slot_head_stride,
-    slot_pack_stride,
-    slot_dim_stride,
-    row,
-    row_head_stride,
-    row_dim_stride,
+    rows,
+    pool,
     scale,
-    scale_head_stride,
+    token,
+    stored,
+    block,
+    offset,
     NUM_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PACK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEP: tl.constexpr,
+    POOL_STEP: tl.constexpr,
     CODE: tl.constexpr,
+    SCALE: tl.constexpr,
     ROUND_BF16: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Store the numbers of this program's part of a slot in a row."""
-    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = element < NUM_HEADS * DIM
-    at = slot_offsets(element, slot_head_stride, slot_pack_stride, slot_dim_stride, DIM, PACK)
-    numbers = decode(tl.load(slot + at, mask=mask, other=0), CODE)
-    numbers *= tl.load(
-        scale + (element // DIM).to(tl.int64) * scale_head_stride, mask=mask, other=1.0
-    )
-    at = row_offsets(element, row_head_stride, row_dim_stride, DIM)
+    """Store the numbers of this program's part of slots in rows.
+
+    `rows`, `pool` and `scale` are tensors and their strides.
+    """
+    piece = pieces_of_row(tl.program_id(1) * BLOCK, BLOCK, WIDTH)
+    mask = tile_mask(stored, piece, NUM_HEADS, DIM, WIDTH)
+    at = slot_pointers(pool, block, offset, piece, DIM, PACK, WIDTH, POOL_STEP)
+    numbers = decode(tl.load(at, mask=mask, other=0), CODE)
+    numbers *= load_scales(scale, block, offset, stored, piece, NUM_HEADS, DIM, WIDTH, SCALE)
     if ROUND_BF16:
         numbers = round_to_bf16(numbers)
-    tl.store(row + at, numbers.to(row.dtype.element_ty), mask=mask)
+    at = row_pointers(rows, token, piece, DIM, WIDTH, STEP)
+    tl.store(at, numbers.to(rows[0].dtype.element_ty), mask=mask)
 
 
 def _gather_quantised_kv(
+    key,
+    value,
     key_pool,
     value_pool,
     key_scale,
     value_scale,
     slot_mapping,
-    key,
-    value,
+    tokens,
+    block_size,
+    slot_mapping_stride,
+    key_token_stride,
+    key_head_stride,
+    key_dim_stride,
+    value_token_stride,
+    value_head_stride,
+    value_dim_stride,
     key_pool_block_stride,
     key_pool_slot_stride,
     key_pool_head_stride,
@@ -67,73 +79,128 @@ def _gather_quantised_kv(
     value_pool_head_stride,
     value_pool_pack_stride,
     value_pool_dim_stride,
-    key_token_stride,
-    key_head_stride,
-    key_dim_stride,
-    value_token_stride,
-    value_head_stride,
-    value_dim_stride,
     key_scale_block_stride,
     key_scale_slot_stride,
     key_scale_head_stride,
     value_scale_block_stride,
     value_scale_slot_stride,
     value_scale_head_stride,
-    slot_mapping_stride,
-    block_size,
     NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     KEY_PACK: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PACK: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    KEY_STEP: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
+    KEY_POOL_STEP: tl.constexpr,
+    VALUE_POOL_STEP: tl.constexpr,
+    NARROW: tl.constexpr,
     CODE: tl.constexpr,
+    SCALE: tl.constexpr,
     ROUND_BF16: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slot_mapping + token * slot_mapping_stride).to(tl.int64)
-    if slot >= 0:  # a negative slot is padding: its output row is left alone
-        block = slot // block_size
-        offset = slot % block_size
-        load_codes(
-            key_pool + block * key_pool_block_stride + offset * key_pool_slot_stride,
+    token, stored, block, offset = slots_of_tokens(
+        slot_mapping, slot_mapping_stride, tokens, block_size, TOKENS, NARROW
+    )
+    load_codes(
+        (key, key_token_stride, key_head_stride, key_dim_stride),
+        (
+            key_pool,
+            key_pool_block_stride,
+            key_pool_slot_stride,
             key_pool_head_stride,
             key_pool_pack_stride,
             key_pool_dim_stride,
-            key + token * key_token_stride,
-            key_head_stride,
-            key_dim_stride,
-            key_scale + block * key_scale_block_stride + offset * key_scale_slot_stride,
-            key_scale_head_stride,
-            NUM_HEADS,
-            KEY_DIM,
-            KEY_PACK,
-            CODE,
-            ROUND_BF16,
-            BLOCK,
-        )
-        load_codes(
-            value_pool + block * value_pool_block_stride + offset * value_pool_slot_stride,
+        ),
+        (key_scale, key_scale_block_stride, key_scale_slot_stride, key_scale_head_stride),
+        token,
+        stored,
+        block,
+        offset,
+        NUM_HEADS,
+        KEY_DIM,
+        KEY_PACK,
+        KEY_WIDTH,
+        KEY_STEP,
+        KEY_POOL_STEP,
+        CODE,
+        SCALE,
+        ROUND_BF16,
+        BLOCK,
+    )
+    load_codes(
+        (value, value_token_stride, value_head_stride, value_dim_stride),
+        (
+            value_pool,
+            value_pool_block_stride,
+            value_pool_slot_stride,
             value_pool_head_stride,
             value_pool_pack_stride,
             value_pool_dim_stride,
-            value + token * value_token_stride,
-            value_head_stride,
-            value_dim_stride,
-            value_scale + block * value_scale_block_stride + offset * value_scale_slot_stride,
-            value_scale_head_stride,
-            NUM_HEADS,
-            VALUE_DIM,
-            VALUE_PACK,
-            CODE,
-            ROUND_BF16,
-            BLOCK,
-        )
+        ),
+        (value_scale, value_scale_block_stride, value_scale_slot_stride, value_scale_head_stride),
+        token,
+        stored,
+        block,
+        offset,
+        NUM_HEADS,
+        VALUE_DIM,
+        VALUE_PACK,
+        VALUE_WIDTH,
+        VALUE_STEP,
+        VALUE_POOL_STEP,
+        CODE,
+        SCALE,
+        ROUND_BF16,
+        BLOCK,
+    )
 
 
 gather_quantised_kv_kernel = Kernel(
-    _gather_quantised_kv, row_offsets, slot_offsets, decode, round_to_bf16, load_codes
+    _gather_quantised_kv,
+    slots_of_tokens,
+    pieces_of_row,
+    tile_mask,
+    row_pointers,
+    slot_pointers,
+    token_scale_pointers,
+    load_scales,
+    decode,
+    round_to_bf16,
+    load_codes,
 )
+
+
+def plan_gather_quantised(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    key_scale: torch.Tensor,
+    value_scale: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    per_token: bool,
+    tuned: bool = False,
+) -> Plan:
+    """`gather_quantised_kv` for a step, as `plan_gather`; scales follow the pools in `run`.
+
+    Raises:
+        ValueError: Shapes or dtypes don't go together.
+    """
+    return plan(
+        gather_quantised_kv_kernel,
+        (key, value),
+        (key_pool, value_pool),
+        (key_scale, value_scale),
+        slot_mapping,
+        per_token=per_token,
+        tuned=tuned,
+    )
 
 
 def gather_quantised_kv(
@@ -163,39 +230,5 @@ def gather_quantised_kv(
     Raises:
         ValueError: Shapes or dtypes don't go together.
     """
-    key, value = joined(key), joined(value)
-    check_operands(key, value, key_pool, value_pool, slot_mapping, quantised=True)
-    scales = {"key_scale": key_scale, "value_scale": value_scale}
-    check_scales(key_pool, scales, per_token=per_token)
-    tokens = len(slot_mapping)
-    if tokens == 0:
-        return
-    heads = key.shape[1]
-    key_slots, value_slots = Slots.of(key_pool), Slots.of(value_pool)
-    block, chunks = row_block(heads * max(key_slots.dim, value_slots.dim))
-    gather_quantised_kv_kernel.on(key.device)[(tokens, chunks)](
-        as_bytes(key_pool),
-        as_bytes(value_pool),
-        key_scale,
-        value_scale,
-        slot_mapping,
-        key,
-        value,
-        *key_slots.strides,
-        *value_slots.strides,
-        *key.stride(),
-        *value.stride(),
-        *scale_strides(key_scale, per_token=per_token),
-        *scale_strides(value_scale, per_token=per_token),
-        slot_mapping.stride(0),
-        key_pool.shape[1],
-        NUM_HEADS=heads,
-        KEY_DIM=key_slots.dim,
-        KEY_PACK=key_slots.pack,
-        VALUE_DIM=value_slots.dim,
-        VALUE_PACK=value_slots.pack,
-        CODE=MANTISSA_BITS[key_pool.dtype],
-        ROUND_BF16=key.dtype is torch.bfloat16 and key.device.type == "cpu",
-        BLOCK=block,
-        num_warps=row_warps(block, key.element_size()),
-    )
+    operands = (key, value, key_pool, value_pool, key_scale, value_scale)
+    plan_gather_quantised(*operands, slot_mapping, per_token=per_token).run(*operands)

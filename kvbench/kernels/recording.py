@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _recorded: ContextVar[list[str] | None] = ContextVar("recorded", default=None)
+_pretending: ContextVar[bool] = ContextVar("pretending", default=False)
 
 
 @contextmanager
@@ -16,6 +17,16 @@ def recording() -> Iterator[list[str]]:
         yield names
     finally:
         _recorded.reset(token)
+
+
+@contextmanager
+def pretending() -> Iterator[None]:
+    """Inside, there is no device: kernels are not compiled, and not launched."""
+    token = _pretending.set(True)
+    try:
+        yield
+    finally:
+        _pretending.reset(token)
 
 
 class Recorder:
@@ -32,3 +43,19 @@ def recorder_of(name: str) -> Recorder | None:
     """What stands in for the kernel of that name while launches are recorded; else None."""
     names = _recorded.get()
     return None if names is None else Recorder(name, names)
+
+
+def pretended(name: str) -> Callable[..., None] | None:
+    """A launch of the kernel of that name where there is no device; None where there may be one.
+
+    While launches are recorded it writes the name down, else it does nothing.
+    """
+    if not _pretending.get():
+        return None
+
+    def launch(*_: object) -> None:
+        names = _recorded.get()
+        if names is not None:
+            names.append(name)
+
+    return launch

@@ -1,6 +1,7 @@
-"""How tokens' rows and their slots are cut into programs and addressed, in every kernel."""
+"""How tokens' rows and their slots are addressed, in every kernel, and what is refused."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,28 +9,8 @@ import torch
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 """The largest value of each format of codes."""
 
-_MOST_ELEMENTS = 1024
-"""Elements of one program: at 4 warps and 16 bits, 16-byte accesses for each of 128 threads."""
-_ACCESS_BYTES = 16
-_WARP_THREADS = 32
-_MOST_WARPS = 8
-
-
-def row_block(elements: int) -> tuple[int, int]:
-    """The elements of a program (a power of two) and the programs that cover a row."""
-    block = min(1 << max(elements - 1, 0).bit_length(), _MOST_ELEMENTS)
-    return block, -(-elements // block)
-
-
-def row_warps(block: int, element_size: int) -> int:
-    """The warps of a program: a thread for every 16 bytes, since more would make accesses narrow.
-
-    Args:
-        block: Elements of a program, a power of two.
-        element_size: Bytes of an element.
-    """
-    warps = block * element_size // (_ACCESS_BYTES * _WARP_THREADS)
-    return min(max(warps, 1), _MOST_WARPS)
+_MOST_WIDTH = 16
+"""Elements of a piece: of codes it is one 16-byte access, of K and V two or four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +38,26 @@ def joined(rows: torch.Tensor) -> torch.Tensor:
     return rows.view(*rows.shape[:2], _product(rows.shape[2:]))
 
 
-def as_bytes(pool: torch.Tensor) -> torch.Tensor:
-    """A pool of fp8 as its bytes, as kernels take it; one of int8 as it is."""
-    return pool.view(torch.uint8) if pool.is_floating_point() else pool
+def piece_width(slots: Slots) -> int:
+    """Elements of a piece, a power of two: it lies in one head, and in one pack of x-packed K."""
+    return math.gcd(slots.dim, slots.pack, _MOST_WIDTH)
+
+
+def stride_step(tensor: torch.Tensor, width: int) -> int:
+    """Elements that every stride but the last is a multiple of, up to a piece's `width`."""
+    return math.gcd(width, *tensor.stride()[:-1])
+
+
+def scale_kind(scales: Sequence[torch.Tensor], *, per_token: bool) -> str | None:
+    """What has a scale of its own, as Case.kv_scale says it; None of a plain pool.
+
+    Args:
+        scales: Of K and V, as in `scale_strides`; none of a plain pool.
+        per_token: Whether each slot has a scale of its own.
+    """
+    if per_token or not scales:
+        return "per_token" if scales else None
+    return "per_head" if max(scale.shape[1] for scale in scales) > 1 else "per_tensor"
 
 
 def scale_strides(scale: torch.Tensor, *, per_token: bool) -> tuple[int, int, int]:

@@ -4,8 +4,15 @@ import torch
 import triton.language as tl
 
 from kvbench.kernels.jit import Kernel
-from kvbench.kernels.offsets import row_offsets, slot_offsets
-from kvbench.kernels.rows import Slots, check_operands, joined, row_block, row_warps
+from kvbench.kernels.offsets import (
+    pieces_of_row,
+    row_pointers,
+    slot_pointers,
+    slots_of_tokens,
+    tile_mask,
+)
+from kvbench.kernels.plan import Plan
+from kvbench.kernels.planning import plan
 
 
 def _scatter_kv(
@@ -14,6 +21,9 @@ def _scatter_kv(
     key_pool,
     value_pool,
     slot_mapping,
+    tokens,
+    block_size,
+    slot_mapping_stride,
     key_token_stride,
     key_head_stride,
     key_dim_stride,
@@ -30,58 +40,94 @@ def _scatter_kv(
     value_pool_head_stride,
     value_pool_pack_stride,
     value_pool_dim_stride,
-    slot_mapping_stride,
-    block_size,
     NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     KEY_PACK: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PACK: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    KEY_STEP: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
+    KEY_POOL_STEP: tl.constexpr,
+    VALUE_POOL_STEP: tl.constexpr,
+    NARROW: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # One program moves BLOCK elements of one token's K and V.
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slot_mapping + token * slot_mapping_stride).to(tl.int64)
-    if slot >= 0:  # a negative slot is padding, written nowhere
-        block = slot // block_size
-        offset = slot % block_size
-        element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token, stored, block, offset = slots_of_tokens(
+        slot_mapping, slot_mapping_stride, tokens, block_size, TOKENS, NARROW
+    )
+    first = tl.program_id(1) * BLOCK
 
-        mask = element < NUM_HEADS * KEY_DIM
-        key_row = key + token * key_token_stride
-        k = tl.load(
-            key_row + row_offsets(element, key_head_stride, key_dim_stride, KEY_DIM), mask=mask
-        )
-        key_slot = key_pool + block * key_pool_block_stride + offset * key_pool_slot_stride
-        at = slot_offsets(
-            element,
-            key_pool_head_stride,
-            key_pool_pack_stride,
-            key_pool_dim_stride,
-            KEY_DIM,
-            KEY_PACK,
-        )
-        tl.store(key_slot + at, k, mask=mask)
+    piece = pieces_of_row(first, BLOCK, KEY_WIDTH)
+    mask = tile_mask(stored, piece, NUM_HEADS, KEY_DIM, KEY_WIDTH)
+    row = (key, key_token_stride, key_head_stride, key_dim_stride)
+    rows = row_pointers(row, token, piece, KEY_DIM, KEY_WIDTH, KEY_STEP)
+    pool = (
+        key_pool,
+        key_pool_block_stride,
+        key_pool_slot_stride,
+        key_pool_head_stride,
+        key_pool_pack_stride,
+        key_pool_dim_stride,
+    )
+    slots = slot_pointers(pool, block, offset, piece, KEY_DIM, KEY_PACK, KEY_WIDTH, KEY_POOL_STEP)
+    tl.store(slots, tl.load(rows, mask=mask), mask=mask)
 
-        mask = element < NUM_HEADS * VALUE_DIM
-        value_row = value + token * value_token_stride
-        v = tl.load(
-            value_row + row_offsets(element, value_head_stride, value_dim_stride, VALUE_DIM),
-            mask=mask,
-        )
-        value_slot = value_pool + block * value_pool_block_stride + offset * value_pool_slot_stride
-        at = slot_offsets(
-            element,
-            value_pool_head_stride,
-            value_pool_pack_stride,
-            value_pool_dim_stride,
-            VALUE_DIM,
-            VALUE_PACK,
-        )
-        tl.store(value_slot + at, v, mask=mask)
+    piece = pieces_of_row(first, BLOCK, VALUE_WIDTH)
+    mask = tile_mask(stored, piece, NUM_HEADS, VALUE_DIM, VALUE_WIDTH)
+    row = (value, value_token_stride, value_head_stride, value_dim_stride)
+    rows = row_pointers(row, token, piece, VALUE_DIM, VALUE_WIDTH, VALUE_STEP)
+    pool = (
+        value_pool,
+        value_pool_block_stride,
+        value_pool_slot_stride,
+        value_pool_head_stride,
+        value_pool_pack_stride,
+        value_pool_dim_stride,
+    )
+    slots = slot_pointers(
+        pool, block, offset, piece, VALUE_DIM, VALUE_PACK, VALUE_WIDTH, VALUE_POOL_STEP
+    )
+    tl.store(slots, tl.load(rows, mask=mask), mask=mask)
 
 
-scatter_kv_kernel = Kernel(_scatter_kv, row_offsets, slot_offsets)
+scatter_kv_kernel = Kernel(
+    _scatter_kv,
+    slots_of_tokens,
+    pieces_of_row,
+    tile_mask,
+    row_pointers,
+    slot_pointers,
+)
+
+
+def plan_scatter(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    tuned: bool = False,
+) -> Plan:
+    """`scatter_kv` for a step: `run(key, value, key_pool, value_pool)` then stores a layer's rows.
+
+    Args:
+        key: As in `scatter_kv`, of any layer, like the four that follow.
+        value: As in `scatter_kv`.
+        key_pool: As in `scatter_kv`.
+        value_pool: As in `scatter_kv`.
+        slot_mapping: As in `scatter_kv`; the step's, for all layers.
+        tuned: Whether the tile is chosen by measurement, on a GPU.
+
+    Raises:
+        ValueError: Shapes or dtypes don't go together.
+    """
+    return plan(
+        scatter_kv_kernel, (key, value), (key_pool, value_pool), (), slot_mapping, tuned=tuned
+    )
 
 
 def scatter_kv(
@@ -106,31 +152,5 @@ def scatter_kv(
     Raises:
         ValueError: Shapes or dtypes don't go together.
     """
-    key, value = joined(key), joined(value)
-    check_operands(key, value, key_pool, value_pool, slot_mapping)
-    tokens = len(slot_mapping)
-    if tokens == 0:
-        return
-    heads = key.shape[1]
-    key_slots, value_slots = Slots.of(key_pool), Slots.of(value_pool)
-    block, chunks = row_block(heads * max(key_slots.dim, value_slots.dim))
-    scatter_kv_kernel.on(key.device)[(tokens, chunks)](
-        key,
-        value,
-        key_pool,
-        value_pool,
-        slot_mapping,
-        *key.stride(),
-        *value.stride(),
-        *key_slots.strides,
-        *value_slots.strides,
-        slot_mapping.stride(0),
-        key_pool.shape[1],
-        NUM_HEADS=heads,
-        KEY_DIM=key_slots.dim,
-        KEY_PACK=key_slots.pack,
-        VALUE_DIM=value_slots.dim,
-        VALUE_PACK=value_slots.pack,
-        BLOCK=block,
-        num_warps=row_warps(block, key.element_size()),
-    )
+    operands = (key, value, key_pool, value_pool)
+    plan_scatter(*operands, slot_mapping).run(*operands)

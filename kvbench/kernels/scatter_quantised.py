@@ -3,84 +3,135 @@
 import torch
 import triton.language as tl
 
-from kvbench.kernels.codes import MANTISSA_BITS, encode
+from kvbench.kernels.codes import encode
 from kvbench.kernels.jit import Kernel
-from kvbench.kernels.offsets import row_offsets, slot_offsets
-from kvbench.kernels.rows import (
-    LARGEST,
-    Slots,
-    as_bytes,
-    check_operands,
-    check_scales,
-    joined,
-    row_block,
-    row_warps,
-    scale_strides,
+from kvbench.kernels.offsets import (
+    load_scales,
+    pieces_of_row,
+    row_pointers,
+    slot_pointers,
+    slots_of_tokens,
+    tile_mask,
+    token_scale_pointers,
 )
+from kvbench.kernels.plan import Plan
+from kvbench.kernels.planning import plan
 
 
-def largest_of_row(
-    row,
-    head_stride,
-    dim_stride,
+def load_part(
+    rows,
+    token,
+    stored,
+    piece,
     NUM_HEADS: tl.constexpr,
     DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEP: tl.constexpr,
 ):
-    """The largest magnitude of a token's row."""
-    most = tl.full((BLOCK,), 0.0, tl.float32)
-    for first in range(0, NUM_HEADS * DIM, BLOCK):
-        element = first + tl.arange(0, BLOCK)
-        x = tl.load(
-            row + row_offsets(element, head_stride, dim_stride, DIM),
-            mask=element < NUM_HEADS * DIM,
-            other=0.0,
-        )
-        most = tl.maximum(most, tl.abs(x.to(tl.float32)))
-    return tl.reduce(most, 0, tl.standard._elementwise_max)  # noqa: SLF001 - tl.max is compiled alone
+    """Pieces of tokens' rows as float32, 0 where there is nothing to move."""
+    at = row_pointers(rows, token, piece, DIM, WIDTH, STEP)
+    mask = tile_mask(stored, piece, NUM_HEADS, DIM, WIDTH)
+    return tl.load(at, mask=mask, other=0.0).to(tl.float32)
 
 
-def store_codes(
-    row,
-    row_head_stride,
-    row_dim_stride,
-    slot,
-    slot_head_stride,
-    slot_pack_stride,
-    slot_dim_stride,
+def store_part(
+    x,
     scale,
-    scale_head_stride,
+    pool,
+    block,
+    offset,
+    stored,
+    piece,
     NUM_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PACK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEP: tl.constexpr,
     LARGEST: tl.constexpr,
     CODE: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
+):
+    """Store the codes of x / scale in the slots."""
+    at = slot_pointers(pool, block, offset, piece, DIM, PACK, WIDTH, STEP)
+    mask = tile_mask(stored, piece, NUM_HEADS, DIM, WIDTH)
+    scaled = tl.div_rn(x, tl.full(x.shape, 0.0, tl.float32) + scale)
+    tl.store(at, encode(scaled, LARGEST, CODE), mask=mask)
+
+
+def store_codes(
+    rows,
+    pool,
+    scale,
+    token,
+    stored,
+    block,
+    offset,
+    NUM_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PACK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEP: tl.constexpr,
+    POOL_STEP: tl.constexpr,
+    LARGEST: tl.constexpr,
+    CODE: tl.constexpr,
+    SCALE: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Store the codes of this program's part of a row; of all of it, and its scale, PER_TOKEN."""
-    if PER_TOKEN:
-        most = largest_of_row(row, row_head_stride, row_dim_stride, NUM_HEADS, DIM, BLOCK)
-        own_scale = tl.maximum(tl.div_rn(most, LARGEST), 2.0**-20)
-        tl.store(scale, own_scale)
-        first = 0
-        end = NUM_HEADS * DIM
+    """Store the codes of this program's part of rows; of whole rows, and their scales, per token.
+
+    `rows`, `pool` and `scale` are tensors and their strides.
+    """
+    if SCALE == "per_token":
+        # A row that is one BLOCK is read once: the compiler sees that both loops load the same.
+        most = tl.full((TOKENS, BLOCK // WIDTH, WIDTH), 0.0, tl.float32)
+        for first in range(0, NUM_HEADS * DIM, BLOCK):
+            piece = pieces_of_row(first, BLOCK, WIDTH)
+            x = load_part(rows, token, stored, piece, NUM_HEADS, DIM, WIDTH, STEP)
+            most = tl.maximum(most, tl.abs(x))
+        # tl.max has no interpreted form beside its compiled one, this has.
+        most = tl.reduce(most, 2, tl.standard._elementwise_max)  # noqa: SLF001
+        most = tl.reduce(most, 1, tl.standard._elementwise_max)  # noqa: SLF001
+        own = tl.maximum(tl.div_rn(most, tl.full((TOKENS,), LARGEST, tl.float32)), 2.0**-20)
+        for first in range(0, NUM_HEADS * DIM, BLOCK):
+            piece = pieces_of_row(first, BLOCK, WIDTH)
+            x = load_part(rows, token, stored, piece, NUM_HEADS, DIM, WIDTH, STEP)
+            store_part(
+                x,
+                own[:, None, None],
+                pool,
+                block,
+                offset,
+                stored,
+                piece,
+                NUM_HEADS,
+                DIM,
+                PACK,
+                WIDTH,
+                POOL_STEP,
+                LARGEST,
+                CODE,
+            )
+        tl.store(token_scale_pointers(scale, block, offset), own, mask=stored)
     else:
-        own_scale = 1.0
-        first = tl.program_id(1) * BLOCK
-        end = min(first + BLOCK, NUM_HEADS * DIM)
-    for start in range(first, end, BLOCK):
-        element = start + tl.arange(0, BLOCK)
-        mask = element < NUM_HEADS * DIM
-        at = row_offsets(element, row_head_stride, row_dim_stride, DIM)
-        x = tl.load(row + at, mask=mask, other=0.0).to(tl.float32)
-        if PER_TOKEN:
-            scaled = tl.div_rn(x, tl.full((BLOCK,), 0.0, tl.float32) + own_scale)
-        else:
-            head = (element // DIM).to(tl.int64)
-            scaled = tl.div_rn(x, tl.load(scale + head * scale_head_stride, mask=mask, other=1.0))
-        at = slot_offsets(element, slot_head_stride, slot_pack_stride, slot_dim_stride, DIM, PACK)
-        tl.store(slot + at, encode(scaled, LARGEST, CODE), mask=mask)
+        piece = pieces_of_row(tl.program_id(1) * BLOCK, BLOCK, WIDTH)
+        given = load_scales(scale, block, offset, stored, piece, NUM_HEADS, DIM, WIDTH, SCALE)
+        x = load_part(rows, token, stored, piece, NUM_HEADS, DIM, WIDTH, STEP)
+        store_part(
+            x,
+            given,
+            pool,
+            block,
+            offset,
+            stored,
+            piece,
+            NUM_HEADS,
+            DIM,
+            PACK,
+            WIDTH,
+            POOL_STEP,
+            LARGEST,
+            CODE,
+        )
 
 
 def _scatter_quantised_kv(
@@ -91,6 +142,9 @@ def _scatter_quantised_kv(
     key_scale,
     value_scale,
     slot_mapping,
+    tokens,
+    block_size,
+    slot_mapping_stride,
     key_token_stride,
     key_head_stride,
     key_dim_stride,
@@ -113,64 +167,126 @@ def _scatter_quantised_kv(
     value_scale_block_stride,
     value_scale_slot_stride,
     value_scale_head_stride,
-    slot_mapping_stride,
-    block_size,
     NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     KEY_PACK: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PACK: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    KEY_STEP: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
+    KEY_POOL_STEP: tl.constexpr,
+    VALUE_POOL_STEP: tl.constexpr,
+    NARROW: tl.constexpr,
     LARGEST: tl.constexpr,
     CODE: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
+    SCALE: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slot_mapping + token * slot_mapping_stride).to(tl.int64)
-    if slot >= 0:  # a negative slot is padding, written nowhere
-        block = slot // block_size
-        offset = slot % block_size
-        store_codes(
-            key + token * key_token_stride,
-            key_head_stride,
-            key_dim_stride,
-            key_pool + block * key_pool_block_stride + offset * key_pool_slot_stride,
+    token, stored, block, offset = slots_of_tokens(
+        slot_mapping, slot_mapping_stride, tokens, block_size, TOKENS, NARROW
+    )
+    store_codes(
+        (key, key_token_stride, key_head_stride, key_dim_stride),
+        (
+            key_pool,
+            key_pool_block_stride,
+            key_pool_slot_stride,
             key_pool_head_stride,
             key_pool_pack_stride,
             key_pool_dim_stride,
-            key_scale + block * key_scale_block_stride + offset * key_scale_slot_stride,
-            key_scale_head_stride,
-            NUM_HEADS,
-            KEY_DIM,
-            KEY_PACK,
-            LARGEST,
-            CODE,
-            PER_TOKEN,
-            BLOCK,
-        )
-        store_codes(
-            value + token * value_token_stride,
-            value_head_stride,
-            value_dim_stride,
-            value_pool + block * value_pool_block_stride + offset * value_pool_slot_stride,
+        ),
+        (key_scale, key_scale_block_stride, key_scale_slot_stride, key_scale_head_stride),
+        token,
+        stored,
+        block,
+        offset,
+        NUM_HEADS,
+        KEY_DIM,
+        KEY_PACK,
+        KEY_WIDTH,
+        KEY_STEP,
+        KEY_POOL_STEP,
+        LARGEST,
+        CODE,
+        SCALE,
+        TOKENS,
+        BLOCK,
+    )
+    store_codes(
+        (value, value_token_stride, value_head_stride, value_dim_stride),
+        (
+            value_pool,
+            value_pool_block_stride,
+            value_pool_slot_stride,
             value_pool_head_stride,
             value_pool_pack_stride,
             value_pool_dim_stride,
-            value_scale + block * value_scale_block_stride + offset * value_scale_slot_stride,
-            value_scale_head_stride,
-            NUM_HEADS,
-            VALUE_DIM,
-            VALUE_PACK,
-            LARGEST,
-            CODE,
-            PER_TOKEN,
-            BLOCK,
-        )
+        ),
+        (value_scale, value_scale_block_stride, value_scale_slot_stride, value_scale_head_stride),
+        token,
+        stored,
+        block,
+        offset,
+        NUM_HEADS,
+        VALUE_DIM,
+        VALUE_PACK,
+        VALUE_WIDTH,
+        VALUE_STEP,
+        VALUE_POOL_STEP,
+        LARGEST,
+        CODE,
+        SCALE,
+        TOKENS,
+        BLOCK,
+    )
 
 
 scatter_quantised_kv_kernel = Kernel(
-    _scatter_quantised_kv, row_offsets, slot_offsets, encode, largest_of_row, store_codes
+    _scatter_quantised_kv,
+    slots_of_tokens,
+    pieces_of_row,
+    tile_mask,
+    row_pointers,
+    slot_pointers,
+    token_scale_pointers,
+    load_scales,
+    encode,
+    load_part,
+    store_part,
+    store_codes,
 )
+
+
+def plan_scatter_quantised(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    key_scale: torch.Tensor,
+    value_scale: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    per_token: bool,
+    tuned: bool = False,
+) -> Plan:
+    """`scatter_quantised_kv` for a step, as `plan_scatter`; scales follow the pools in `run`.
+
+    Raises:
+        ValueError: Shapes or dtypes don't go together.
+    """
+    return plan(
+        scatter_quantised_kv_kernel,
+        (key, value),
+        (key_pool, value_pool),
+        (key_scale, value_scale),
+        slot_mapping,
+        per_token=per_token,
+        whole_row=per_token,
+        tuned=tuned,
+    )
 
 
 def scatter_quantised_kv(
@@ -201,40 +317,5 @@ def scatter_quantised_kv(
     Raises:
         ValueError: Shapes or dtypes don't go together.
     """
-    key, value = joined(key), joined(value)
-    check_operands(key, value, key_pool, value_pool, slot_mapping, quantised=True)
-    scales = {"key_scale": key_scale, "value_scale": value_scale}
-    check_scales(key_pool, scales, per_token=per_token)
-    tokens = len(slot_mapping)
-    if tokens == 0:
-        return
-    heads = key.shape[1]
-    key_slots, value_slots = Slots.of(key_pool), Slots.of(value_pool)
-    block, chunks = row_block(heads * max(key_slots.dim, value_slots.dim))
-    scatter_quantised_kv_kernel.on(key.device)[(tokens, 1 if per_token else chunks)](
-        key,
-        value,
-        as_bytes(key_pool),
-        as_bytes(value_pool),
-        key_scale,
-        value_scale,
-        slot_mapping,
-        *key.stride(),
-        *value.stride(),
-        *key_slots.strides,
-        *value_slots.strides,
-        *scale_strides(key_scale, per_token=per_token),
-        *scale_strides(value_scale, per_token=per_token),
-        slot_mapping.stride(0),
-        key_pool.shape[1],
-        NUM_HEADS=heads,
-        KEY_DIM=key_slots.dim,
-        KEY_PACK=key_slots.pack,
-        VALUE_DIM=value_slots.dim,
-        VALUE_PACK=value_slots.pack,
-        LARGEST=LARGEST[key_pool.dtype],
-        CODE=MANTISSA_BITS[key_pool.dtype],
-        PER_TOKEN=per_token,
-        BLOCK=block,
-        num_warps=row_warps(block, key.element_size()),
-    )
+    operands = (key, value, key_pool, value_pool, key_scale, value_scale)
+    plan_scatter_quantised(*operands, slot_mapping, per_token=per_token).run(*operands)

@@ -23,9 +23,10 @@ _FAMILY_COLOURS = {
     "blocks": "#7F7F7F",
     "compile": "#4B0092",
     "native": "#000000",
+    "cuda": "#B8A000",
     "streams": "#A6761D",
 }
-_OTHER_COLOURS = ("#1B4F72", "#B22222", "#B8A000", "#404080")
+_OTHER_COLOURS = ("#1B4F72", "#B22222", "#404080")
 _MARKERS = {
     "loop": "o",
     "indexing": "s",
@@ -40,6 +41,7 @@ _MARKERS = {
     "blocks": "h",
     "compile": "*",
     "native": ">",
+    "cuda": "H",
     "streams": "<",
 }
 

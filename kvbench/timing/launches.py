@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvbench.kernels.recording import recording
+from kvbench.kernels.recording import pretending, recording
 from kvbench.results import LaunchCounts
 
 _ALLOCATIONS = {
@@ -197,7 +197,7 @@ class _GuardFree(TorchFunctionMode):
 @contextmanager
 def fake_cuda() -> Iterator[FakeTensorMode]:
     """Inside, tensors made on "cuda" are fake ones, on any machine."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, _GuardFree(fake):
+    with pretending(), FakeTensorMode(allow_non_fake_inputs=True) as fake, _GuardFree(fake):
         yield fake
 
 

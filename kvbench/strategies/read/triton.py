@@ -1,6 +1,6 @@
 """A fused kernel over a slot mapping: one launch gathers K and V of the whole batch."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -9,6 +9,9 @@ from kvbench.kernels import availability
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
+
+if TYPE_CHECKING:
+    from kvbench.kernels.plan import Plan
 
 
 @register
@@ -27,32 +30,48 @@ class ReadTriton(Strategy):
         """Triton's interpreter, which stands in where there is no GPU, is never timed."""
         return availability.interpreted(device)
 
-    def prepare(self, workload: Workload) -> torch.Tensor:
-        """The slot mapping of the batch, [tokens], on the device."""
-        return torch.from_numpy(workload.slot_mapping()).to(workload.device)
+    def prepare(self, workload: Workload) -> "Plan":
+        """The slot mapping of the batch, [tokens], on the device, and the launch that it is for.
 
-    def run(self, workload: Workload, prepared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather every sequence's K and V."""
+        The kernel is compiled here; for a kind of row that is new on this machine's GPU its tile is
+        measured before.
+        """
         w = workload
-        key, value = w.outputs or (
-            w.key.new_empty((len(prepared), *w.key.shape[1:])),
-            w.value.new_empty((len(prepared), *w.value.shape[1:])),
-        )
+        slots = torch.from_numpy(w.slot_mapping()).to(w.device)
+        key, value = _outputs(w)  # for what they are like: each call has its own
         if w.key_scale is None or w.value_scale is None:
-            from kvbench.kernels.gather import gather_kv  # noqa: PLC0415 - needs Triton
+            from kvbench.kernels.gather import plan_gather  # noqa: PLC0415 - needs Triton
 
-            gather_kv(w.key_pool, w.value_pool, prepared, key, value)
-            return key, value
-        from kvbench.kernels.gather_quantised import gather_quantised_kv  # noqa: PLC0415
+            return plan_gather(key, value, w.key_pool, w.value_pool, slots, tuned=True)
+        from kvbench.kernels.gather_quantised import plan_gather_quantised  # noqa: PLC0415
 
-        gather_quantised_kv(
+        return plan_gather_quantised(
+            key,
+            value,
             w.key_pool,
             w.value_pool,
             w.key_scale,
             w.value_scale,
-            prepared,
-            key,
-            value,
+            slots,
             per_token=w.case.kv_scale == "per_token",
+            tuned=True,
         )
+
+    def run(self, workload: Workload, prepared: "Plan") -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather every sequence's K and V."""
+        w = workload
+        key, value = _outputs(w)
+        if w.key_scale is None or w.value_scale is None:
+            prepared.run(key, value, w.key_pool, w.value_pool)
+        else:
+            prepared.run(key, value, w.key_pool, w.value_pool, w.key_scale, w.value_scale)
         return key, value
+
+
+def _outputs(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those that are given, or new ones, their contents undefined: [tokens, *slot]."""
+    w, tokens = workload, sum(workload.lengths)
+    return w.outputs or (
+        w.key.new_empty((tokens, *w.key.shape[1:])),
+        w.value.new_empty((tokens, *w.value.shape[1:])),
+    )

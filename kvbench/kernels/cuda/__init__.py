@@ -1,0 +1,1 @@
+"""The same copies in CUDA C++, compiled where they run: a yardstick for Triton's launches."""
