@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kvbench.analysis.frame import CASE_FIELDS, groups, timed
 from kvbench.analysis.ranking import rank, step_costs
-from kvbench.cases import DTYPE_BYTES, LAYOUTS, QUANTISED_BYTES
+from kvbench.cases import DTYPE_BYTES, LAYOUTS, ONCE_A_STEP, QUANTISED_BYTES
 from kvbench.report.setting import describe
 from kvbench.results import LaunchCounts, RunInfo
 from kvbench.units import format_bandwidth, format_seconds, significant
@@ -70,8 +70,11 @@ def describe_launches(counts: LaunchCounts) -> str:
 
 def ranking_table(frame: pd.DataFrame, op: str, layers: int) -> Table:
     """The strategies of an op, the best first, over all cases of a run."""
+    title = f"{op}: cost of a step of {layers} layers (prepare + {layers} x run)"
+    if op in ONCE_A_STEP:
+        title = f"{op}: cost of a step (one run; what is prepared stays from step to step)"
     return Table(
-        f"{op}: cost of a step of {layers} layers (prepare + {layers} x run)",
+        title,
         ("strategy", "geometric mean", "worst", "fastest or tied", "cases"),
         tuple(
             (
@@ -90,7 +93,7 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
     """Median times by seq_len in the run's main setting; None if nothing was timed.
 
     A line per strategy: its run, once a layer, then its share of a step, (prepare + layers * run) /
-    layers, where that is another.
+    layers, where that is another. Of what a step does once, its run alone.
     """
     runs = timed(frame[frame["op"] == op])
     if runs.empty:
@@ -108,9 +111,11 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
             by_length = by_length.assign(layer_s=by_length["step_s"] / layers)
             label = f"{strategy}, with prepare"
             lines.append((label, *(_time(by_length, "layer_s", n) for n in seq_lens)))
+    calls = f"{describe(shared)}; with prepare: spread over {layers} layers"
+    if op in ONCE_A_STEP:
+        calls = f"{describe(shared)}; once a step, without prepare"
     return Table(
-        f"{op}: time per call by seq_len ({describe(shared)}; "
-        f"with prepare: spread over {layers} layers)",
+        f"{op}: time per call by seq_len ({calls})",
         ("strategy", *(f"{n:,}" for n in seq_lens)),
         tuple(lines),
     )
