@@ -241,6 +241,8 @@ class Case:
 
     def moved(self) -> tuple[int, int]:
         """Rows of K and V, and different slots of the pool, that one call moves."""
+        if not self.has_pools:
+            return 0, 0
         if not (self.shared_blocks or self.missing_blocks):
             return self.tokens, self.tokens
         return _moved(self)
@@ -339,7 +341,7 @@ OF_POOLS = (
     *("num_heads", "num_kv_heads", "head_dim", "rope_dim", "dtype", "cache_dtype", "layout"),
     *("kv_input", "output", "kv_scale"),
 )
-"""The fields that say what K and V are like, in pools and outside: they mean nothing to an index."""
+"""The fields that say what K and V are like, in pools and outside: an index knows nothing of it."""
 
 DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in dataclasses.fields(Case)}
 """Every field's default; `dataclasses.MISSING` where it has none."""

@@ -44,7 +44,7 @@ PRESETS: Mapping[str, Preset] = {
             "op=write,read seq_len=1:512:*8 batch=8",
             "op=write,read seq_len=1:4096:*8 dtype=fp32",
             "op=read output=given seq_len=1:8192:*4",
-            "op=index seq_len=1,16,128,1024 batch=1,8,64",
+            "op=index seq_len=1,128,1024 batch=1,8,64",
         ),
         _preset(
             "gpu",
@@ -57,7 +57,7 @@ PRESETS: Mapping[str, Preset] = {
             "op=write,read seq_len=1:16384:*4 dtype=fp16,fp32",
             "op=write,read seq_len=1:16384:*4 block_order=sequential,strided",
             "op=read output=given seq_len=1:16384:*2",
-            "op=index seq_len=1,16,128,1024,8192 batch=1,8,64",
+            "op=index seq_len=1,128,1024,8192 batch=1,8,64",
             "op=index seq_len=1 batch=256,1024 start_pos=0,4096",
         ),
     )

@@ -15,6 +15,9 @@ class IndexTorch(Strategy):
     """PyTorch ops on tables that are on the device already, none of which waits for it.
 
     The arithmetic is vLLM's: repeat each sequence's number, cumulate, gather blocks, multiply, add.
+    On a CPU `repeat_interleave` shares the sequences out to PyTorch's threads however few they are,
+    and waits for them: on a busy machine that takes longer than all else.
+
     Sizes come from the scheduler's lists: an op that has to ask the device for the size of its
     result (`repeat_interleave` without `output_size`) would wait.
 
