@@ -321,9 +321,26 @@ def test_a_preset_expands_to_cases_of_all_ops_each_once(preset):
 
 def test_overrides_reach_every_grid_of_a_preset():
     expanded = PRESETS["cpu"].cases(Axes.parse(["seq_len=3", "dtype=fp16"]))
-    assert {(case.seq_len, case.dtype) for case in expanded} == {(3, "fp16")}
+    assert {(case.seq_len, case.dtype) for case in expanded if case.has_pools} == {(3, "fp16")}
+    assert {case.seq_len for case in expanded if not case.has_pools} == {3}
     # Grids that have become alike are joined.
     assert len(set(expanded)) == len(expanded)
+
+
+@pytest.mark.parametrize("ops", [("write",), ("index",), ("index", "read")])
+def test_of_a_preset_s_ops_some_may_be_taken_and_each_keeps_the_axes_that_it_has(ops):
+    for preset in PRESETS.values():
+        some = preset.cases(Axes.parse([f"op={','.join(ops)}"]))
+        assert set(some) == {case for case in preset.cases() if case.op in ops}
+
+
+def test_an_op_that_no_grid_has_is_refused():
+    grids = [Axes.parse(["op=read"]), Axes.parse(["op=read,write", "batch=2"])]
+    with pytest.raises(InputError, match=r"axis op=index: expected one of read, which the sweep"):
+        override_all(grids, Axes.parse(["op=index"]))
+    assert override_all(grids, Axes.parse(["op=index,write"])) == (
+        Case(op="write", seq_len=128, batch=2),
+    )
 
 
 def test_an_unknown_preset_is_an_error_with_the_nearest():
@@ -361,7 +378,10 @@ def test_an_axis_that_means_something_in_one_case_is_taken():
 
 
 def test_points_of_a_grid_that_do_not_go_with_an_override_are_left_out():
-    grids = [Axes.parse([t, "num_kv_heads=1,8"]) for t in ("head_dim=16,576", "head_dim=33")]
+    grids = [
+        Axes.parse(["op=write,read", t, "num_kv_heads=1,8"])
+        for t in ("head_dim=16,576", "head_dim=33")
+    ]
     found = override_all(grids, Axes.parse(["layout=MLA"]))
     # 16 has no room for a k_pe of 64, 33 neither, and MLA has one head.
     assert {(case.head_dim, case.num_kv_heads) for case in found} == {(576, 1)}

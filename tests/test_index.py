@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench import oracle
+from kvbench.axes import expand_all
 from kvbench.blocks import Placement, place
 from kvbench.cases import Case
 from kvbench.errors import InputError
 from kvbench.pool import map_batch, slot_mapping
+from kvbench.presets import CHECK_GRIDS
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.index import pinned
@@ -98,6 +100,13 @@ def test_every_strategy_is_right_wherever_sequences_lie(strategy, drawn):
 @given(case=cases(op="index"))
 def test_every_strategy_is_right_in_a_case_s_own_placement(strategy, case):
     assert check_case(case, strategy, CPU) == ("checked", "")
+
+
+@each_index
+def test_every_strategy_is_right_in_the_check_grids(strategy):
+    grid = [case for case in expand_all(CHECK_GRIDS) if case.op == "index"]
+    assert {check_case(case, strategy, CPU) for case in grid} == {("checked", "")}
+    assert len(grid) > 40
 
 
 @each_index

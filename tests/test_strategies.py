@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
-from drawn import cases
+from drawn import KV_OPS, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,12 @@ CPU = torch.device("cpu")
 
 # Without Triton its strategies are unsupported; with it, all must pass.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-STRATEGIES = [s for s in registry.all_strategies() if HAS_TRITON or not s.name.endswith(".triton")]
+STRATEGIES = [
+    s
+    for s in registry.all_strategies()
+    if s.op in KV_OPS and (HAS_TRITON or not s.name.endswith(".triton"))
+]
+"""Those that move K and V; test_index.py has the others."""
 INTERPRETED = [s for s in STRATEGIES if s.name.endswith(".triton")]
 NATIVE = [s for s in STRATEGIES if s not in INTERPRETED]
 
@@ -169,7 +174,7 @@ def test_all_strategies_are_right_in_the_check_grids_on_a_gpu(chunk, gpu):
     assert faults(GRID[chunk::CHUNKS], gpu) == []
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", KV_OPS)
 @settings(max_examples=20)
 @given(data=st.data())
 def test_strategies_of_an_op_agree_on_every_number(op, data):
@@ -227,6 +232,11 @@ EVERY_STRATEGY = {
     "read.loop": {"has_prepare": False},
     "read.slot_mapping": {"has_prepare": True},
     "read.triton": {"has_prepare": True},
+    "index.loop": {"has_prepare": False},
+    "index.numpy": {"has_prepare": False},
+    "index.pinned": {"has_prepare": True},
+    "index.torch": {"has_prepare": True},
+    "index.triton": {"has_prepare": True},
 }
 
 
@@ -254,7 +264,7 @@ def test_a_strategy_is_named_after_its_op_and_summed_up_in_one_line(strategy):
 @each(registry.all_strategies())
 def test_a_strategy_says_why_it_is_not_timed_or_is(strategy):
     reason = strategy.untimed(CPU)
-    if strategy in INTERPRETED:
+    if strategy in INTERPRETED or strategy.name == "index.triton":
         assert "interpreter" in reason
     else:
         assert reason is None
@@ -314,8 +324,8 @@ def names(selected):
         (["*"], list(EVERY_STRATEGY)),
         (["read.loop"], ["read.loop"]),
         (["read.loop", "write.loop", "read.loop"], ["write.loop", "read.loop"]),
-        (["*.loop"], ["write.loop", "read.loop"]),
-        (["read.*", "*.loop"], ["write.loop", *(n for n in EVERY_STRATEGY if n[0] == "r")]),
+        (["*.loop"], ["write.loop", "read.loop", "index.loop"]),
+        (["read.*", "[!i]*.loop"], ["write.loop", *(n for n in EVERY_STRATEGY if n[0] == "r")]),
         (["write.[lt]*"], ["write.loop", "write.triton"]),
     ],
     ids=str,
@@ -330,8 +340,8 @@ def test_patterns_select_each_strategy_once_in_the_order_of_all(patterns, expect
         (["write.lop"], r"unknown strategy 'write.lop' \(did you mean 'write.loop'\?\); expected"),
         (["*", "raed.triton"], r"'raed.triton' \(did you mean 'read.triton'\?\)"),
         (["READ.loop"], r"'READ.loop' \(did you mean 'read.loop'\?\)"),
-        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: read.block_slices, "),
-        ([""], r"unknown strategy ''; expected one of: read.block_slices"),
+        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: index.loop, "),
+        ([""], r"unknown strategy ''; expected one of: index.loop"),
     ],
     ids=str,
 )
