@@ -72,7 +72,7 @@ def ranking_table(frame: pd.DataFrame, op: str, layers: int) -> Table:
     """The strategies of an op, the best first, over all cases of a run."""
     title = f"{op}: cost of a step of {layers} layers (prepare + {layers} x run)"
     if op in ONCE_A_STEP:
-        title = f"{op}: cost of a step (one run; what is prepared stays from step to step)"
+        title = f"{op}: cost of a step (one run, without prepare)"
     return Table(
         title,
         ("strategy", "geometric mean", "worst", "fastest or tied", "cases"),
