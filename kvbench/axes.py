@@ -206,7 +206,8 @@ class Axes:
 def override_all(grids: Iterable[Axes], other: Axes) -> tuple[Case, ...]:
     """The cases of several sweeps in which every axis that `other` names is replaced.
 
-    Points of a grid that don't go with the new values are left out: nobody asked for them.
+    Points of a grid that don't go with the new values are left out: nobody asked for them. Of a
+    grid that names ops only those are taken that `other` names too: its other axes are theirs.
 
     Raises:
         InputError: None is left; the message is that of the first.
@@ -215,7 +216,8 @@ def override_all(grids: Iterable[Axes], other: Axes) -> tuple[Case, ...]:
     first: InputError | None = None
     for grid in grids:
         try:
-            found = grid.override(other).expand(lenient=bool(other.values))
+            narrowed = _narrowed(grid, other)
+            found = grid.override(narrowed).expand(lenient=bool(other.values))
         except InputError as error:
             first = first or error
             continue
@@ -223,6 +225,19 @@ def override_all(grids: Iterable[Axes], other: Axes) -> tuple[Case, ...]:
     if first is not None and not cases:
         raise first
     return tuple(cases)
+
+
+def _narrowed(grid: Axes, other: Axes) -> Axes:
+    asked, had = dict(other.values).get("op"), dict(grid.values).get("op")
+    if asked is None or had is None:
+        return other
+    ops = tuple(op for op in asked if op in had)
+    if not ops:
+        raise InputError(
+            f"axis op={','.join(map(str, asked))}: expected one of {', '.join(map(str, had))}, "
+            "which the sweep has"
+        )
+    return other.override(Axes((("op", ops),)))
 
 
 def expand_all(grids: Iterable[Axes]) -> tuple[Case, ...]:

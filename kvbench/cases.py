@@ -9,7 +9,12 @@ from typing import Any
 
 from kvbench.errors import InputError, unknown
 
-OPS = ("write", "read")
+OPS = ("write", "read", "index")
+ONCE_A_STEP = ("index",)
+"""Ops that a step does once, for all of its layers. What they prepare stays on the device from step
+to step, so that a step costs their run alone."""
+OF_NEW_TOKENS = ("write", "index")
+"""Ops on tokens that are new: these have slots of their own, or none, and rows of padding."""
 BLOCK_ORDERS = ("sequential", "shuffled", "strided", "churned")
 _PLACING = frozenset(
     {
@@ -23,7 +28,8 @@ LENGTHS = ("equal", "ragged", "holes")
 KV_INPUTS = ("contiguous", "fused_qkv", "sliced_v", "head_major")
 PADDING_SLOTS = ("negative", "absent")
 OUTPUTS = ("allocated", "given")
-SLOT_DTYPES = ("int64", "int32")
+SLOT_BYTES: Mapping[str, int] = {"int64": 8, "int32": 4}
+SLOT_DTYPES = tuple(SLOT_BYTES)
 LAYOUTS = ("NHD", "HND", "NHD-KV", "HND-KV", "x-packed", "MLA")
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 QUANTISED_BYTES: Mapping[str, int] = {"fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
@@ -48,13 +54,14 @@ class Case:
     """
 
     op: str
-    """"write" stores new tokens' K/V in the pool; "read" gathers cached tokens' K/V from it."""
+    """"write" stores new tokens' K/V in the pool; "read" gathers cached tokens' K/V from it;
+    "index" builds the slot mapping of new tokens, on the device, and moves no K/V."""
     seq_len: int
-    """Tokens written to, or read from, each sequence (on average, if lengths differ)."""
+    """Tokens written to, read from or mapped in each sequence (on average, if lengths differ)."""
     batch: int = 1
     """Sequences handled by one call. 0 is an empty batch."""
     start_pos: int = 0
-    """Position of the first token written or read in the first sequence."""
+    """Position of the first such token in the first sequence."""
     lengths: str = "ragged"
     """"equal": every sequence starts at start_pos and has seq_len tokens. "ragged": the first
     starts at start_pos, the others up to two blocks later, and pairs of sequences trade tokens,
@@ -63,19 +70,19 @@ class Case:
     batch * seq_len."""
     shared_blocks: int = 0
     """Blocks at the head of every table that all sequences have in common: a shared prefix. A
-    write begins behind them, since what is shared is not written."""
+    new token lies behind them, since what is shared is not written."""
     missing_blocks: int = 0
     """Of the blocks that a sequence's new tokens fall in, the first so many have none in the pool
     (behind a sliding window): their table entry is -1, so that their tokens' slots are negative,
-    and they are written nowhere. Writing only."""
+    and they are written nowhere. Not for reading."""
     table_padding: int = 0
     """Entries of -1 at the end of every block table, as the rows of an engine's table have."""
     padding: int = 0
     """Rows of K/V past the last token that belong to no token (a CUDA graph's padding), written
-    nowhere. Writing only."""
+    nowhere. Not for reading."""
     padding_slots: str = "negative"
     """What the slot mapping has for the rows of padding: a "negative" slot, or nothing, as it ends
-    with the last token ("absent"). Writing only."""
+    with the last token ("absent"). Not for reading."""
     kv_input: str = "contiguous"
     """K and V are "contiguous", or slices of one "fused_qkv" projection, whose token stride is
     larger than a row, or V alone is one ("sliced_v": rotary embedding leaves a new K), or they are
@@ -131,10 +138,11 @@ class Case:
                     f"{name}={getattr(self, name)} with {why}: expected {DEFAULTS[name]}"
                 )
         self._check_layout()
-        if self.op == "write" and self.start_pos < self.shared_blocks * self.block_size:
+        prefix = self.shared_blocks * self.block_size
+        if self.op in OF_NEW_TOKENS and self.start_pos < prefix:
             raise InputError(
-                f"shared_blocks={self.shared_blocks} with op=write and start_pos={self.start_pos}: "
-                f"expected start_pos of {self.shared_blocks * self.block_size} or more, "
+                f"shared_blocks={self.shared_blocks} with op={self.op} and "
+                f"start_pos={self.start_pos}: expected start_pos of {prefix} or more, "
                 "since a shared block is not written to"
             )
 
@@ -156,6 +164,16 @@ class Case:
     def tokens(self) -> int:
         """Tokens that one call is given, over all sequences."""
         return self.batch * self.seq_len
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether K and V are moved to or from pools; an index knows blocks by their numbers."""
+        return self.op != "index"
+
+    @property
+    def mapped_padding(self) -> int:
+        """Rows of padding that the slot mapping has a slot for, a negative one."""
+        return self.padding if self.padding_slots == "negative" else 0
 
     @property
     def quantised(self) -> bool:
@@ -204,7 +222,13 @@ class Case:
 
         Padding and tokens without a block move nothing; what sequences share is read once; indices
         (8 bytes a token at most) and scales given from outside are not counted.
+
+        An index moves slots and table entries, of slot_dtype both: it writes a slot for every token
+        and every row of padding in the mapping, and reads the entry of every block that a token
+        falls in once. Starts and lengths, 16 bytes a sequence at most, are not counted.
         """
+        if not self.has_pools:
+            return _index_elements(self) * SLOT_BYTES[self.slot_dtype]
         rows, slots = self.moved()
         return rows * self.row_bytes + slots * self.slot_bytes
 
@@ -215,13 +239,18 @@ class Case:
         It is known without making any of it.
         """
         blocks = (self.start_pos + self.seq_len) // self.block_size
+        lists = self.batch * (2 + blocks + self.table_padding) * _ENTRY_BYTES
+        if not self.has_pools:
+            mapping = (self.tokens + self.mapped_padding) * SLOT_BYTES[self.slot_dtype]
+            return lists + mapping
         own = max(blocks - self.shared_blocks - self.missing_blocks, 0)
         pools = self.batch * own * self.block_size * self.slot_bytes
-        lists = self.batch * (2 + blocks + self.table_padding) * _ENTRY_BYTES
         return pools + lists + (self.tokens + self.padding) * self.row_bytes
 
     def moved(self) -> tuple[int, int]:
         """Rows of K and V, and different slots of the pool, that one call moves."""
+        if not self.has_pools:
+            return 0, 0
         if not (self.shared_blocks or self.missing_blocks):
             return self.tokens, self.tokens
         return _moved(self)
@@ -289,11 +318,26 @@ def _moved(case: Case) -> tuple[int, int]:
     return case.tokens, slots
 
 
+@functools.lru_cache(maxsize=4096)
+def _index_elements(case: Case) -> int:
+    size = case.block_size
+    entries = sum(
+        -(-(start + length) // size) - start // size
+        for start, length in zip(*case.sequences(), strict=True)
+        if length
+    )
+    return case.tokens + case.mapped_padding + entries
+
+
 def without_meaning(op: str, layout: str, cache_dtype: str) -> dict[str, str]:
     """The fields that mean nothing where these have these values, each with the reason."""
     found: dict[str, str] = {}
+    if op == "index":
+        found |= dict.fromkeys(OF_POOLS, f"op={op} (no K or V is moved)")
+    if op not in OF_NEW_TOKENS:
+        found |= dict.fromkeys(NEW_TOKENS_ONLY, f"op={op} (its tokens are in the cache already)")
     if op != "write":
-        found |= dict.fromkeys(WRITE_ONLY, f"op={op} (only a write takes rows of K and V)")
+        found["kv_input"] = f"op={op} (only a write takes rows of K and V)"
     if op != "read":
         found["output"] = f"op={op} (only a read gives K and V)"
     if layout != "MLA":
@@ -303,8 +347,13 @@ def without_meaning(op: str, layout: str, cache_dtype: str) -> dict[str, str]:
     return found
 
 
-WRITE_ONLY = ("missing_blocks", "padding", "padding_slots", "kv_input")
-"""The fields that have a meaning only where rows of K and V are taken in."""
+NEW_TOKENS_ONLY = ("missing_blocks", "padding", "padding_slots")
+"""The fields that have a meaning only where tokens are new."""
+OF_POOLS = (
+    *("num_heads", "num_kv_heads", "head_dim", "rope_dim", "dtype", "cache_dtype", "layout"),
+    *("kv_input", "output", "kv_scale"),
+)
+"""The fields that say what K and V are like, in pools and outside: an index knows nothing of it."""
 
 DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in dataclasses.fields(Case)}
 """Every field's default; `dataclasses.MISSING` where it has none."""

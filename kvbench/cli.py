@@ -127,7 +127,7 @@ def cli() -> None:
     type=click.IntRange(min=1),
     default=32,
     show_default=True,
-    help="Layers of a step: its cost is prepare + layers x run.",
+    help="Layers of a step: its cost is prepare + layers x run (of an index, one run).",
 )
 @click.option(
     "--seed",

@@ -5,6 +5,7 @@ hide. The whole pool is compared bit for bit, slots that belong to no token incl
 arithmetic has gone into (codes, scales and rows of quantised pools) within derived tolerances.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ Place = tuple[int, int]
 
 _PREPARING = 1000
 """The version of the data that is there while a strategy prepares: none that it is judged by."""
+_SLOT_TYPES = {"int32": torch.int32, "int64": torch.int64}
 _BIT_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
@@ -96,9 +98,14 @@ def check(
     in each layer: a result kept from an earlier call, made in advance, or found in memory that an
     earlier call freed, is right at most once.
 
+    An index depends on no tensor's data but on the scheduler's lists: it is prepared and run for
+    two sets of them in turn, of the same case and shape.
+
     Returns:
         "" if every bit is right, else the first mismatch, in words.
     """
+    if workload.case.op == "index":
+        return _check_by_turns(strategy, workload)
     prepared, mismatch = _prepare(strategy, workload)
     if mismatch:
         return mismatch
@@ -109,6 +116,39 @@ def check(
         if mismatch:
             return mismatch
     return ""
+
+
+def _check_by_turns(strategy: Strategy, workload: Workload) -> str:
+    steps = []
+    for each in (workload, _elsewhere(workload)):
+        prepared, mismatch = _prepare(strategy, each)
+        if mismatch:
+            return mismatch
+        steps.append((each, prepared))
+    for version, (each, prepared) in enumerate((*steps, *steps)):
+        mismatch = recheck(strategy, each, prepared, version)
+        if mismatch:
+            return mismatch
+    return ""
+
+
+def _elsewhere(workload: Workload) -> Workload:
+    """As many tokens of the same case, at other positions and in other blocks.
+
+    The sequences change places, each block gives way to its neighbour, and what can begins one
+    position earlier. No slot is larger than the largest before, unless block 0 was in use.
+    """
+    blocks = [block for table in workload.block_tables for block in table if block >= 0]
+    step = -1 if min(blocks, default=0) > 0 else 1
+    return dataclasses.replace(
+        workload,
+        starts=[max(start - 1, 0) for start in reversed(workload.starts)],
+        lengths=workload.lengths[::-1],
+        block_tables=[
+            [block + step if block >= 0 else block for block in table]
+            for table in reversed(workload.block_tables)
+        ],
+    )
 
 
 def _prepare(strategy: Strategy, workload: Workload) -> tuple[object, str]:
@@ -156,7 +196,12 @@ def recheck(strategy: Runs, workload: Workload, prepared: object, version: int) 
     for name in before.cache:
         if not np.array_equal(after.cache[name], before.cache[name]):
             return f"{name} was changed; expected a read to leave it alone"
-    return _check_read(workload, before, output, places)
+    is_index = workload.case.op == "index"
+    return (
+        _check_index(workload, output, places)
+        if is_index
+        else _check_read(workload, before, output, places)
+    )
 
 
 def _lists(workload: Workload) -> dict[str, list[int] | list[list[int]]]:
@@ -263,6 +308,35 @@ def _check_read(  # noqa: PLR0911 - each thing that can be wrong is said
                 f"{dim} is {_hex(actual[token, head, dim])}; "
                 f"expected {_hex(expected[token, head, dim])}"
             )
+    return ""
+
+
+def _check_index(workload: Workload, output: object, places: Sequence[Place | None]) -> str:
+    """A slot mapping: each token's slot, and any negative number for what has none."""
+    if not isinstance(output, torch.Tensor):
+        return f"run returned a {type(output).__name__}; expected a tensor of slots from an index"
+    device = workload.key_pool.device
+    if output.device != device:
+        return f"the slot mapping is on {output.device}; expected {device}"
+    case = workload.case
+    padding = case.padding if case.padding_slots == "negative" else 0
+    rows, dtype = [len(places) + padding], _SLOT_TYPES[case.slot_dtype]
+    if list(output.shape) != rows or output.dtype != dtype:
+        return (
+            f"the slot mapping is {output.dtype} of shape {list(output.shape)}; expected {dtype} "
+            f"of shape {rows}"
+        )
+    slots = output.tolist()
+    for row, (slot, place) in enumerate(zip(slots, [*places, *[None] * padding], strict=True)):
+        what = f"token {row} {_where(place)}" if row < len(places) else f"row {row}, padding,"
+        if place is None:
+            if slot >= 0:
+                return f"the slot of {what} is {slot}; expected a negative one"
+            continue
+        block, offset = place
+        expected = block * case.block_size + offset
+        if slot != expected:
+            return f"the slot of {what} is {slot}; expected {expected}"
     return ""
 
 

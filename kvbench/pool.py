@@ -4,6 +4,7 @@ Position p of a sequence lives in physical block block_table[p // block_size], a
 p % block_size of it; its flat slot is physical * block_size + p % block_size, always 64-bit.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,6 +102,48 @@ def slot_mapping(
         slots[first : first + length] = blocks * block_size + positions % block_size
         first += length
     return slots
+
+
+def map_batch(
+    block_tables: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    block_size: int,
+    slots: npt.NDArray[np.integer],
+) -> None:
+    """As `slot_mapping`, by array arithmetic over the whole batch, into an array that is given.
+
+    It makes as many calls of NumPy for a thousand sequences as for one, and looks at those blocks
+    of a table alone that tokens fall in: for one sequence `slot_mapping` is quicker.
+
+    Args:
+        block_tables: One list of physical blocks per sequence.
+        starts: First position of each sequence.
+        lengths: Tokens of each sequence.
+        block_size: Tokens per block.
+        slots: [sum(lengths) + padding], of any integer type that has room; overwritten.
+    """
+    counts = np.array(lengths, dtype=np.int64)
+    first_positions = np.array(starts, dtype=np.int64)
+    first_blocks = first_positions // block_size
+    last_blocks = (first_positions + counts - 1) // block_size
+    needed = [
+        table[first : last + 1]
+        for table, first, last in zip(
+            block_tables, first_blocks.tolist(), last_blocks.tolist(), strict=True
+        )
+    ]
+    blocks = np.array(list(itertools.chain.from_iterable(needed)), dtype=np.int64)
+    entries = np.fromiter(map(len, needed), np.int64, len(needed))
+    tokens = int(counts.sum())
+    # What turns a token's number into its position, and its logical block into an entry of blocks.
+    to_position = first_positions - (np.cumsum(counts) - counts)
+    to_entry = np.cumsum(entries) - entries - first_blocks
+    positions = np.arange(tokens, dtype=np.int64) + np.repeat(to_position, counts)
+    logical = positions // block_size
+    physical = blocks[logical + np.repeat(to_entry, counts)]
+    slots[:tokens] = physical * block_size + (positions - logical * block_size)
+    slots[tokens:] = PADDING_SLOT
 
 
 def stored_rows(slots: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:

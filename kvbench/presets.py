@@ -41,23 +41,26 @@ PRESETS: Mapping[str, Preset] = {
             "launch-overhead curves on a machine without a GPU (under 5 minutes on two cores)",
             0.1,
             # As many bytes at most with 32 heads as with 8: checking, not sampling, takes longest.
-            "seq_len=1:8192:*2 block_size=16,64",
-            "seq_len=1:2048:*2 block_size=16,64 num_kv_heads=32",
-            "seq_len=1:512:*8 batch=8",
-            "seq_len=1:4096:*8 dtype=fp32",
+            "op=write,read seq_len=1:8192:*2 block_size=16,64",
+            "op=write,read seq_len=1:2048:*2 block_size=16,64 num_kv_heads=32",
+            "op=write,read seq_len=1:512:*8 batch=8",
+            "op=write,read seq_len=1:4096:*8 dtype=fp32",
             "op=read output=given seq_len=1:8192:*8",
+            "op=index seq_len=1,128,1024 batch=1,8,64",
         ),
         _preset(
             "gpu",
             "the full sweep for a GPU: block sizes, head counts, dtypes, decode batches",
             0.5,
-            "seq_len=1:16384:*2 block_size=16,32,64 num_kv_heads=1,8,32",
-            "seq_len=1:16384:*4 head_dim=64,256",
-            "seq_len=1:4096:*4 batch=8,64",
-            "seq_len=1 batch=1:1024:*4",
-            "seq_len=1:16384:*4 dtype=fp16,fp32",
-            "seq_len=1:16384:*4 block_order=sequential,strided",
+            "op=write,read seq_len=1:16384:*2 block_size=16,32,64 num_kv_heads=1,8,32",
+            "op=write,read seq_len=1:16384:*4 head_dim=64,256",
+            "op=write,read seq_len=1:4096:*4 batch=8,64",
+            "op=write,read seq_len=1 batch=1:1024:*4",
+            "op=write,read seq_len=1:16384:*4 dtype=fp16,fp32",
+            "op=write,read seq_len=1:16384:*4 block_order=sequential,strided",
             "op=read output=given seq_len=1:16384:*2",
+            "op=index seq_len=1,128,1024,8192 batch=1,8,64",
+            "op=index seq_len=1 batch=256,1024 start_pos=0,4096",
         ),
     )
 }
@@ -81,6 +84,10 @@ CHECK_GRIDS = tuple(
         "num_kv_heads=3 block_size=8 shared_blocks=2 missing_blocks=0,1 table_padding=1 padding=2 "
         "padding_slots=negative,absent kv_input=head_major,sliced_v dtype=fp32,bf16 "
         "slot_dtype=int32 block_order=churned",
+        # Indices of many sequences, and of sequences of several programs.
+        "op=index batch=33 start_pos=35 seq_len=3 block_size=1,17 shared_blocks=2 missing_blocks=1 "
+        "lengths=equal,ragged,holes slot_dtype=int32,int64 block_order=churned padding=3",
+        "op=index batch=2 start_pos=0,250 seq_len=300 block_size=16,256 padding=0,257",
         "layout=MLA batch=3 start_pos=21 seq_len=6 block_size=8 shared_blocks=2 missing_blocks=0,1 "
         "padding=1 kv_input=contiguous,fused_qkv dtype=fp32,bf16 block_order=churned",
         # Reads into tensors that the caller has.

@@ -32,7 +32,8 @@ RETRIED: frozenset[Status] = frozenset({"failed", "crashed", "hung"})
 """What a resumed run measures again."""
 
 Phase = Literal["run", "prepare"]
-"""prepare: once per step. run: once per layer."""
+"""prepare: once per step. run: once per layer. Of an index, which is done once per step: prepare
+before the step, run in it."""
 
 CacheState = Literal["hot", "cold", "rotated"]
 """hot: every call uses the same buffers. cold: the last-level cache is flushed before each call.

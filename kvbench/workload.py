@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 
 from kvbench import pool
-from kvbench.blocks import Placement, place
-from kvbench.cases import Case
+from kvbench.blocks import NO_BLOCK, Placement, place
+from kvbench.cases import SLOT_BYTES, Case
 from kvbench.errors import InputError
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -47,12 +47,13 @@ class Workload:
     key: torch.Tensor
     """New tokens' K, [tokens + padding, num_kv_heads, key_dim], sequence after sequence, the
     padding last, with the strides of `kv_input`; kv_c of an MLA pool. Seen in the shape of the
-    pool's slots: of an x-packed pool [..., key_dim / x, x]. No rows if the op is a read."""
+    pool's slots: of an x-packed pool [..., key_dim / x, x]. No rows unless the op is a write."""
     value: torch.Tensor
     """New tokens' V, as `key`; k_pe of an MLA pool."""
     key_pool: torch.Tensor
     """K of every block, [num_blocks, block_size, num_kv_heads, key_dim], a view into storage of any
-    layout; of an x-packed pool [num_blocks, block_size, num_kv_heads, key_dim / x, x]."""
+    layout; of an x-packed pool [num_blocks, block_size, num_kv_heads, key_dim / x, x]. No blocks if
+    the op is an index."""
     value_pool: torch.Tensor
     """V of every block, [num_blocks, block_size, num_kv_heads, value_dim], as `key_pool`."""
     storages: tuple[torch.Tensor, ...]
@@ -64,7 +65,7 @@ class Workload:
     """float32 scales of V, as `key_scale`."""
     outputs: tuple[torch.Tensor, torch.Tensor] | None
     """K and V that a read fills and returns, contiguous, [tokens, *slot] with the slots of
-    `key_pool` and `value_pool`, in `dtype`. None where a read allocates them, and for a write."""
+    `key_pool` and `value_pool`, in `dtype`. None where a read allocates them, and for other ops."""
     starts: list[int]
     lengths: list[int]
     block_tables: list[list[int]]
@@ -93,15 +94,28 @@ class Workload:
         Raises:
             InputError: A slot is too large for int32.
         """
-        mapped = self.case.padding if self.case.padding_slots == "negative" else 0
         slots = pool.slot_mapping(
-            self.block_tables, self.starts, self.lengths, self.block_size, padding=mapped
+            self.block_tables,
+            self.starts,
+            self.lengths,
+            self.block_size,
+            padding=self.case.mapped_padding,
         )
         if self.case.slot_dtype == "int64":
             return slots
         if slots.size and slots.max() > np.iinfo(np.int32).max:
             raise InputError(f"slot_dtype=int32 with slot {slots.max()}: expected int64")
         return slots.astype(np.int32)
+
+    @property
+    def slot_array_dtype(self) -> type[np.integer]:
+        """Of the same indices as NumPy's arrays."""
+        return np.int32 if self.case.slot_dtype == "int32" else np.int64
+
+    @property
+    def mapped_rows(self) -> int:
+        """Rows of the slot mapping: tokens, and the padding that the case wants mapped."""
+        return sum(self.lengths) + self.case.mapped_padding
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that hold this workload's data, each byte of it in one of them."""
@@ -112,6 +126,48 @@ class Workload:
         if self.outputs is not None:
             named |= dict(zip(("key_output", "value_output"), self.outputs, strict=True))
         return named
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidentTables:
+    """What an engine has on the device before a step begins, whoever builds its slot mapping.
+
+    A block table grows by a block now and then; starts and lengths are there for the model's
+    positions and for attention.
+    """
+
+    block_table: torch.Tensor
+    """[batch, entries of the longest table], of slot_dtype; shorter ones end with NO_BLOCK."""
+    starts: torch.Tensor
+    """int64 [batch]."""
+    lengths: torch.Tensor
+    """int64 [batch]."""
+
+
+def resident_tables(workload: Workload) -> ResidentTables:
+    """Upload the scheduler's lists."""
+    tables = workload.block_tables
+    padded = np.full(
+        (len(tables), max(map(len, tables), default=0)),
+        NO_BLOCK,
+        dtype=workload.slot_array_dtype,
+    )
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return ResidentTables(
+        *(
+            torch.from_numpy(array).to(workload.device)
+            for array in (
+                padded,
+                np.array(workload.starts, dtype=np.int64),
+                np.array(workload.lengths, dtype=np.int64),
+            )
+        )
+    )
+
+
+_INDEX_ARRAYS = 12
+"""64-bit numbers a token that building a mapping by array arithmetic has at once, and its check."""
 
 
 def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
@@ -125,6 +181,10 @@ def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
         placement: Its sequences and blocks.
         copies: Sets of tensors that calls take turns over; the check looks at one at a time.
     """
+    if not case.has_pools:
+        tables = sum(map(len, placement.block_tables)) * SLOT_BYTES[case.slot_dtype]
+        rows = case.tokens + case.mapped_padding
+        return copies * tables + _INDEX_ARRAYS * SLOT_BYTES["int64"] * rows
     pools = placement.num_blocks * case.block_size * case.slot_bytes
     inputs = (case.tokens + case.padding) * case.row_bytes
     if case.kv_input == "fused_qkv":
@@ -157,14 +217,18 @@ def build(case: Case, device: torch.device, placement: Placement | None = None) 
         placement: Sequences and blocks to use instead of the case's own.
 
     Raises:
-        InputError: A write would go to a slot twice, or into a block that sequences share.
+        InputError: A write would go to a slot twice, or into a block that sequences share; or the
+            slots of an index have no room in slot_dtype.
         MemoryError, torch.OutOfMemoryError: The tensors don't fit.
     """
     at = placement if placement is not None else place(case)
     if case.op == "write" and placement is not None:
         _refuse_shared_writes(case, placement)  # a case's own placement has none
+    if not case.has_pools:
+        _refuse_wide_slots(case, at)
     dtype = TORCH_DTYPES[case.dtype]
-    pools = pool.allocate(case, at.num_blocks, CACHE_DTYPES.get(case.cache_dtype, dtype), device)
+    num_blocks = at.num_blocks if case.has_pools else 0
+    pools = pool.allocate(case, num_blocks, CACHE_DTYPES.get(case.cache_dtype, dtype), device)
     rows = sum(at.lengths) + case.padding if case.op == "write" else 0
     key, value = _inputs(case, rows, dtype, device)
     scale_shape = {
@@ -227,6 +291,16 @@ def _outputs(
         p.new_empty((tokens, *p.shape[2:]), dtype=dtype) for p in (pools.key, pools.value)
     )
     return key, value
+
+
+def _refuse_wide_slots(case: Case, at: Placement) -> None:
+    """What computes slots on a device can't look whether they fit without waiting for them."""
+    block = max((max(table, default=NO_BLOCK) for table in at.block_tables), default=NO_BLOCK)
+    largest_slot = (block + 1) * case.block_size - 1
+    if case.slot_dtype == "int32" and largest_slot > np.iinfo(np.int32).max:
+        raise InputError(
+            f"slot_dtype=int32 with block {block} of {case.block_size} slots: expected int64"
+        )
 
 
 def _refuse_shared_writes(case: Case, at: Placement) -> None:

@@ -10,6 +10,8 @@ from kvbench.cases import (
     KV_SCALES,
     LAYOUTS,
     LENGTHS,
+    OF_NEW_TOKENS,
+    OF_POOLS,
     OPS,
     OUTPUTS,
     PADDING_SLOTS,
@@ -17,6 +19,8 @@ from kvbench.cases import (
     Case,
 )
 
+KV_OPS = ("write", "read")
+"""Ops that move K and V."""
 BLOCK_SIZES = (16, 1, 3, 8, 17, 256, 1024)
 HEADS = (1, 2, 3, 8, 65)
 HEAD_DIMS = (1, 5, 16, 64, 80, 96, 128, 576)
@@ -26,17 +30,22 @@ _MOST_POOL_ELEMENTS = 1 << 20
 
 
 @st.composite
-def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
-    """Any valid case of small size; of either op unless one is given.
+def cases(
+    draw, op: str | None = None, most_tokens: int = 200, ops: tuple[str, ...] = OPS, **fixed
+) -> Case:
+    """Any valid case of small size; of any op unless one is given.
 
     Args:
         draw: Hypothesis's own.
         op: The op of every case drawn.
+        ops: The ops of cases drawn if none is given.
         most_tokens: Bound on batch * seq_len: a program of Triton's interpreter takes some 4 ms.
         fixed: Fields that every case drawn has, instead of drawn ones; layout, dtype, cache_dtype,
             kv_scale, block_size, slot_dtype and output may be among them.
     """
-    op = op or draw(st.sampled_from(OPS))
+    if set(fixed) & set(OF_POOLS):
+        ops = tuple(each for each in ops if each in KV_OPS)
+    op = op or draw(st.sampled_from(ops))
     fields = {
         "layout": draw(st.sampled_from(LAYOUTS)),
         "dtype": draw(st.sampled_from(tuple(DTYPE_BYTES))),
@@ -67,15 +76,20 @@ def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
     block_size = fields.pop("block_size", None) or draw(st.sampled_from(fits))
     start_pos = draw(st.integers(0, 70))
     if op == "write":
+        fields["kv_input"] = draw(st.sampled_from(KV_INPUTS))
+    if op in OF_NEW_TOKENS:
         fields["padding"] = draw(st.integers(0, 4))
         fields["padding_slots"] = draw(st.sampled_from(PADDING_SLOTS))
-        fields["kv_input"] = draw(st.sampled_from(KV_INPUTS))
         fields["missing_blocks"] = draw(st.integers(0, 3))
         fields["shared_blocks"] = draw(st.integers(0, min(3, start_pos // block_size)))
     else:
         fields["shared_blocks"] = draw(st.integers(0, 3))
         if "output" not in fixed:
             fields["output"] = draw(st.sampled_from(OUTPUTS))
+    fields["num_heads"] = num_kv_heads * draw(st.integers(1, 4))
+    fields |= {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    if op not in KV_OPS:
+        fields = {name: value for name, value in fields.items() if name not in OF_POOLS}
     return Case(
         op=op,
         seq_len=draw(st.integers(0, min(40, most_tokens // max(batch, 1)))),
@@ -84,9 +98,6 @@ def cases(draw, op: str | None = None, most_tokens: int = 200, **fixed) -> Case:
         lengths=draw(st.sampled_from(LENGTHS)),
         table_padding=draw(st.integers(0, 2)),
         block_size=block_size,
-        num_heads=num_kv_heads * draw(st.integers(1, 4)),
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         block_order=draw(st.sampled_from(BLOCK_ORDERS)),
         seed=draw(st.integers(0, 2**16)),
         **fields,

@@ -317,3 +317,28 @@ def test_without_the_reference_there_is_no_speed_up():
     frame = to_frame([row("write.indexing", 1e-6)])
     assert speedups(frame, "write.loop").empty
     assert comparable(frame, "write.loop").empty
+
+
+def test_what_a_step_does_once_costs_its_run_whatever_the_layers_and_the_prepare():
+    rows = [
+        row("index.torch", 9e-6),
+        row("index.torch", 500e-6, phase="prepare"),
+        row("index.numpy", 6e-6),
+        row("write.slot_mapping", 2e-6),
+        row("write.slot_mapping", 50e-6, phase="prepare"),
+    ]
+    for layers in (1, 10):
+        costs = step_costs(to_frame(rows), layers).set_index("strategy")
+        assert costs["step_s"].to_dict() == pytest.approx(
+            {"index.torch": 9e-6, "index.numpy": 6e-6, "write.slot_mapping": 50e-6 + layers * 2e-6}
+        )
+        assert costs["prepare_s"]["index.torch"] == 0
+        standings = rank(to_frame(rows), "index", layers)
+        assert [(s.strategy, s.slowdown) for s in standings] == [
+            ("index.numpy", 1.0),
+            ("index.torch", pytest.approx(1.5)),
+        ]
+    rows[1] = result("index.torch", phase="prepare", status="failed")
+    assert set(step_costs(to_frame(rows), 2)["strategy"]) == {
+        *("index.torch", "index.numpy", "write.slot_mapping"),
+    }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvbench.axes import AXES, Axes, expand_all, override_all
 from kvbench.blocks import place
-from kvbench.cases import DEFAULTS, LEAST, OPS, WORDS, WRITE_ONLY, Case
+from kvbench.cases import DEFAULTS, LEAST, NEW_TOKENS_ONLY, OF_POOLS, OPS, WORDS, Case
 from kvbench.errors import InputError
 from kvbench.presets import CHECK_GRIDS, PRESETS, get_preset
 from kvbench.workload import required_bytes
@@ -168,13 +168,14 @@ def test_axes_not_named_have_their_default():
     assert Axes.parse([]).expand() == (
         Case(op="write", seq_len=128),
         Case(op="read", seq_len=128),
+        Case(op="index", seq_len=128),
     )
 
 
 def test_num_heads_follows_num_kv_heads_unless_it_is_named():
-    follows = Axes.parse(["num_kv_heads=1,3,32"]).expand()
+    follows = Axes.parse(["op=write,read", "num_kv_heads=1,3,32"]).expand()
     assert {(case.num_heads, case.num_kv_heads) for case in follows} == {(1, 1), (3, 3), (32, 32)}
-    named = Axes.parse(["num_kv_heads=1,3", "num_heads=6"]).expand()
+    named = Axes.parse(["op=write,read", "num_kv_heads=1,3", "num_heads=6"]).expand()
     assert {(case.num_heads, case.num_kv_heads) for case in named} == {(6, 1), (6, 3)}
 
 
@@ -190,7 +191,18 @@ def test_what_only_a_write_has_is_at_its_default_in_reads_and_makes_them_no_more
     writes = {tuple(getattr(case, f) for f in fields) for case in expanded if case.op == "write"}
     assert len(writes) == 16
     assert [case for case in expanded if case.op == "read"] == [Case(op="read", seq_len=128)]
-    assert set(WRITE_ONLY) == set(fields)
+    assert {*NEW_TOKENS_ONLY, "kv_input"} == set(fields)
+    indices = [case for case in expanded if case.op == "index"]
+    assert len(indices) == 8
+    assert {case.kv_input for case in indices} == {"contiguous"}
+
+
+def test_what_k_and_v_are_like_makes_no_more_indices():
+    texts = ["op=index", "seq_len=3", "layout=HND,MLA,x-packed", "head_dim=80,128", "dtype=fp32"]
+    texts += ["num_kv_heads=1,8", "num_heads=16", "rope_dim=32", "cache_dtype=int8,auto"]
+    texts += ["kv_scale=per_head", "kv_input=fused_qkv", "output=given"]
+    assert Axes.parse(texts).expand() == (Case(op="index", seq_len=3),)
+    assert {text.partition("=")[0] for text in texts[2:]} == set(OF_POOLS)
 
 
 def test_what_only_a_read_has_is_at_its_default_in_writes():
@@ -199,6 +211,7 @@ def test_what_only_a_read_has_is_at_its_default_in_writes():
         ("write", "allocated"),
         ("read", "allocated"),
         ("read", "given"),
+        ("index", "allocated"),
     ]
     assert expanded[2].label() == "op=read seq_len=2 output=given"
 
@@ -292,13 +305,13 @@ def test_every_field_of_a_case_is_an_axis_of_numbers_or_of_words():
 def test_an_axis_says_its_default_and_what_it_expects():
     said = {name: (axis.default, axis.expected) for name, axis in AXES.items()}
     assert said["cache_dtype"] == ("auto", "auto, fp8_e4m3, fp8_e5m2, int8")
-    assert said["op"] == ("write,read", "write, read")
+    assert said["op"] == ("write,read,index", "write, read, index")
     assert said["num_heads"][0] == "as num_kv_heads"
     assert said["rope_dim"] == ("64", "integers from 1, as 1,8 or 1:64:*2")
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_a_preset_expands_to_cases_of_both_ops_each_once(preset):
+def test_a_preset_expands_to_cases_of_all_ops_each_once(preset):
     expanded = preset.cases()
     assert {case.op for case in expanded} == set(OPS)
     assert len(set(expanded)) == len(expanded)
@@ -308,9 +321,26 @@ def test_a_preset_expands_to_cases_of_both_ops_each_once(preset):
 
 def test_overrides_reach_every_grid_of_a_preset():
     expanded = PRESETS["cpu"].cases(Axes.parse(["seq_len=3", "dtype=fp16"]))
-    assert {(case.seq_len, case.dtype) for case in expanded} == {(3, "fp16")}
+    assert {(case.seq_len, case.dtype) for case in expanded if case.has_pools} == {(3, "fp16")}
+    assert {case.seq_len for case in expanded if not case.has_pools} == {3}
     # Grids that have become alike are joined.
     assert len(set(expanded)) == len(expanded)
+
+
+@pytest.mark.parametrize("ops", [("write",), ("index",), ("index", "read")])
+def test_of_a_preset_s_ops_some_may_be_taken_and_each_keeps_the_axes_that_it_has(ops):
+    for preset in PRESETS.values():
+        some = preset.cases(Axes.parse([f"op={','.join(ops)}"]))
+        assert set(some) == {case for case in preset.cases() if case.op in ops}
+
+
+def test_an_op_that_no_grid_has_is_refused():
+    grids = [Axes.parse(["op=read"]), Axes.parse(["op=read,write", "batch=2"])]
+    with pytest.raises(InputError, match=r"axis op=index: expected one of read, which the sweep"):
+        override_all(grids, Axes.parse(["op=index"]))
+    assert override_all(grids, Axes.parse(["op=index,write"])) == (
+        Case(op="write", seq_len=128, batch=2),
+    )
 
 
 def test_an_unknown_preset_is_an_error_with_the_nearest():
@@ -348,7 +378,10 @@ def test_an_axis_that_means_something_in_one_case_is_taken():
 
 
 def test_points_of_a_grid_that_do_not_go_with_an_override_are_left_out():
-    grids = [Axes.parse([t, "num_kv_heads=1,8"]) for t in ("head_dim=16,576", "head_dim=33")]
+    grids = [
+        Axes.parse(["op=write,read", t, "num_kv_heads=1,8"])
+        for t in ("head_dim=16,576", "head_dim=33")
+    ]
     found = override_all(grids, Axes.parse(["layout=MLA"]))
     # 16 has no room for a k_pe of 64, 33 neither, and MLA has one head.
     assert {(case.head_dim, case.num_kv_heads) for case in found} == {(576, 1)}

@@ -6,7 +6,7 @@ import itertools
 import msgspec
 import pytest
 import torch
-from drawn import cases
+from drawn import KV_OPS, cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +18,7 @@ from kvbench.cases import (
     LAYOUTS,
     LEAST,
     LENGTHS,
+    OF_POOLS,
     OPS,
     WORDS,
     Case,
@@ -76,6 +77,10 @@ MLA = {"layout": "MLA", "num_heads": 1, "num_kv_heads": 1, "head_dim": 576}
         ),
         ({"output": "new"}, ["output 'new'", "allocated, given"]),
         ({"op": "write", "output": "given"}, ["output=given", "op=write", "expected allocated"]),
+        ({"op": "index", "head_dim": 64}, ["head_dim=64", "op=index", "expected 128"]),
+        ({"op": "index", "layout": "HND"}, ["layout=HND", "op=index", "expected NHD"]),
+        ({"op": "index", "cache_dtype": "int8"}, ["cache_dtype=int8", "op=index", "expected auto"]),
+        ({"op": "index", "shared_blocks": 2, "start_pos": 31}, ["op=index", "start_pos of 32"]),
         ({"rope_dim": 32}, ["rope_dim=32", "layout=NHD", "expected 64"]),
         ({"layout": "HND-KV", "rope_dim": 65}, ["rope_dim=65", "layout=HND-KV", "expected 64"]),
         ({"kv_scale": "per_head"}, ["kv_scale=per_head", "cache_dtype=auto", "per_tensor"]),
@@ -176,7 +181,9 @@ def test_any_fields_are_a_case_or_a_one_line_error(fields):
 def test_a_field_without_meaning_names_what_takes_it_away(op, layout, cache_dtype):
     reasons = without_meaning(op, layout, cache_dtype)
     expected = {}
-    if op == "read":
+    if op == "index":  # whatever else there is to say, no K and V have a layout here
+        expected = dict.fromkeys(OF_POOLS, "op=index")
+    elif op == "read":
         for name in ("missing_blocks", "padding", "padding_slots", "kv_input"):
             expected[name] = "op=read"
     else:
@@ -329,6 +336,12 @@ def test_a_vector_of_x_packed_k_is_16_bytes(fields, pack):
             {"op": "read", "seq_len": 40, "batch": 3, "lengths": "equal", "shared_blocks": 2},
             120 * 4096 + (32 + 3 * 8) * 4096,
         ),
+        # An index of 3 tokens from position 15 on: 3 slots, and the entries of blocks 0 and 1.
+        ({"op": "index", "seq_len": 3, "start_pos": 15}, 5 * 8),
+        ({"op": "index", "seq_len": 3, "start_pos": 15, "slot_dtype": "int32"}, 5 * 4),
+        # Padding is written if it is mapped; an entry that says that there is no block is read.
+        ({"op": "index", "seq_len": 1, "padding": 7, "missing_blocks": 1}, 9 * 8),
+        ({"op": "index", "seq_len": 1, "padding": 7, "padding_slots": "absent"}, 2 * 8),
     ],
     ids=str,
 )
@@ -352,7 +365,7 @@ def check_moved(case: Case) -> None:
     assert case.moved() == (len(stored), len(set(stored)))
 
 
-@given(cases())
+@given(cases(ops=KV_OPS))
 def test_what_a_case_moves_is_what_counting_its_slots_gives(case):
     check_moved(case)
 
@@ -387,7 +400,7 @@ def test_what_has_no_block_is_not_written(case, missing, more, block_size):
     )
 
 
-@given(cases())
+@given(cases(ops=KV_OPS))
 def test_nbytes_counts_the_bytes_of_every_row_and_slot_that_moves(case):
     tensors = workload.build(dataclasses.replace(case, batch=0), torch.device("cpu"))
     slot = [tensors.key_pool[0, 0], tensors.value_pool[0, 0]]
@@ -398,3 +411,19 @@ def test_nbytes_counts_the_bytes_of_every_row_and_slot_that_moves(case):
     assert (case.row_bytes, case.slot_bytes) == (row_bytes, slot_bytes)
     stored = slots_of_tokens(case)
     assert case.nbytes == len(stored) * row_bytes + len(set(stored)) * slot_bytes
+
+
+@given(cases(op="index"))
+def test_an_index_moves_its_slots_and_the_table_entries_of_its_tokens(case):
+    tensors = workload.build(case, torch.device("cpu"))
+    entries = {
+        (sequence, position // case.block_size)
+        for sequence, (start, length) in enumerate(
+            zip(tensors.starts, tensors.lengths, strict=True)
+        )
+        for position in range(start, start + length)
+    }
+    slots = tensors.slot_mapping()
+    assert case.nbytes == slots.nbytes + len(entries) * slots.itemsize
+    assert case.moved() == (0, 0)
+    assert sum(tensor.nbytes for tensor in tensors.tensors().values()) == 0

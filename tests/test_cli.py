@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from drawn import KV_OPS
 from made import contents, large_rows, result, run_folder, sweep_rows
 
 import kvbench
 from kvbench import cli
 from kvbench.analysis.frame import to_frame
 from kvbench.axes import AXES, Axes, expand_all
-from kvbench.cases import CACHE_DTYPES, DTYPE_BYTES, KV_SCALES, LAYOUTS, OPS
+from kvbench.cases import CACHE_DTYPES, DTYPE_BYTES, KV_SCALES, LAYOUTS
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS
 from kvbench.report import plots, save, style
 from kvbench.store import ROWS_FILE, RUN_FILE, load
@@ -127,7 +128,7 @@ def test_list_says_what_the_device_can_not_do(kvbench_, tmp_path):
 
 def test_check_proves_strategies_and_times_nothing(kvbench_, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ended = kvbench_("check", "-a", "seq_len=1,20", "-s", "*.loop", "-s", "read.slot*", *TINY)
+    ended = kvbench_("check", "-a", "seq_len=1,20", "-s", "[wr]*.loop", "-s", "read.slot*", *TINY)
     assert (ended.code, ended.err) == (0, "")
     assert "4 cases on cpu, bit for bit" in ended.out
     lines = [re.findall(r"[\w.]+", line) for line in ended.out.splitlines() if "." in line]
@@ -182,9 +183,10 @@ def test_an_exhaustive_check_prints_every_layout_with_every_dtype(kvbench_, monk
 
 def test_the_exhaustive_grids_reach_every_layout_with_every_format_and_kind_of_scales():
     cases = expand_all(EXHAUSTIVE_GRIDS)
-    assert {(c.op, c.layout, c.dtype, c.cache_dtype, c.kv_scale) for c in cases} == {
+    kinds = {(c.op, c.layout, c.dtype, c.cache_dtype, c.kv_scale) for c in cases if c.has_pools}
+    assert kinds == {
         (op, layout, dtype, cache_dtype, kv_scale)
-        for op in OPS
+        for op in KV_OPS
         for layout in LAYOUTS
         for dtype in DTYPE_BYTES
         for cache_dtype in CACHE_DTYPES
@@ -204,7 +206,8 @@ def test_the_command_of_a_failed_check_fails_again(kvbench_, wrong_file):
 def test_run_measures_ranks_plots_and_says_where(kvbench_, tmp_path):
     folder = tmp_path / "out" / "run"
     ended = kvbench_(
-        "run", "-a", "seq_len=1,8", "-s", "*.loop", "-s", "*.slot_mapping", "-o", folder, *QUICK
+        *("run", "-a", "seq_len=1,8", "-s", "[wr]*.loop", "-s", "*.slot_mapping"),
+        *("-o", folder, *QUICK),
     )
     assert (ended.code, ended.err) == (0, "")
     done = load(folder)
@@ -867,3 +870,28 @@ def test_a_dry_run_says_what_would_be_measured_and_touches_nothing(kvbench_, tmp
     assert "4 cases" in ended.out
     assert "sampling for 8 s at most" in ended.out
     assert contents(tmp_path) == {}
+
+
+def test_an_index_is_measured_ranked_and_plotted_as_what_a_step_does_once(kvbench_, tmp_path):
+    folder = tmp_path / "run"
+    run = ("run", "-a", "op=index", "-a", "seq_len=1,8", "-a", "batch=2", "-s", "index.*")
+    ended = kvbench_(*run, "-o", folder, "--cell-seconds", "0.005", "--device", "cpu")
+    assert (ended.code, ended.err) == (0, "")
+    said = " ".join(ended.out.split())
+    assert "index: cost of a step (one run, without prepare)" in said
+    assert "once a step, without prepare)" in said
+    assert "layers" not in said
+    timed = {(r.strategy, r.phase) for r in load(folder).results if r.status == "ok"}
+    assert timed == {
+        *((f"index.{name}", "run") for name in ("loop", "numpy", "torch")),
+        ("index.torch", "prepare"),
+    }
+    assert "a CPU has no pinned memory" in ended.out
+    fitted = kvbench_("fit", folder)
+    assert (fitted.code, "bandwidth-bound" in fitted.out) == (0, False)
+
+
+def test_layouts_mean_nothing_to_an_index(kvbench_):
+    ended = kvbench_("check", "-a", "op=index", "-a", "layout=HND")
+    assert ended.code == 2
+    assert "axis layout=HND has no effect with op=index (no K or V is moved)" in ended.err

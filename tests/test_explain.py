@@ -172,3 +172,14 @@ def test_claims_take_all_rows_from_one_setting():
     rows = [r for r in model_rows() if (r.strategy == "write.loop") == (r.case.num_kv_heads == 32)]
     saved, _ = claims(rows)["“about 511 launches saved at seq_len 512”"]
     assert saved == "not in this run"
+
+
+def test_an_index_on_a_cpu_is_fitted_and_not_said_to_be_bound_by_bandwidth():
+    rows = [
+        result("index.loop", [2e-6 + 1e-7 * n * batch] * 9, seq_len=n, batch=batch)
+        for n in SIZES
+        for batch in (1, 8)
+    ]
+    frame = to_frame(rows)
+    assert fit_table(frame, "index") is not None
+    assert verdict_table(frame, "index") is None

@@ -169,7 +169,8 @@ bench = Bench(
 )
 rows = []
 for strategy in registry.all_strategies():
-    case = Case(op=strategy.op, seq_len=3, num_heads=1, num_kv_heads=1, head_dim=4)
+    rows_of = {} if strategy.op == "index" else {"num_heads": 1, "num_kv_heads": 1, "head_dim": 4}
+    case = Case(op=strategy.op, seq_len=3, **rows_of)
     rows += [(r.strategy, r.status, r.reason) for r in measure_case(case, [strategy], bench)]
 print(rows)
 """
@@ -181,8 +182,13 @@ def test_strategies_that_need_triton_say_so_where_it_is_missing():
     assert triton == {
         ("write.triton", "unsupported", NO_TRITON),
         ("read.triton", "unsupported", NO_TRITON),
+        ("index.triton", "unsupported", NO_TRITON),
     }
-    others = {status for name, status, _ in rows if not name.endswith((".triton", ".cuda"))}
+    others = {
+        status
+        for name, status, _ in rows
+        if not name.endswith((".triton", ".cuda", ".pinned", ".streams"))
+    }
     assert others == {"ok"}
 
 
@@ -217,4 +223,4 @@ bandwidth._CPU_BYTES = 1 << 16
     assert "write.triton" in printed
     assert "unsupported" in printed
     rows = (tmp_path / "run" / "rows.jsonl").read_text()
-    assert rows.count(NO_TRITON) == 2
+    assert rows.count(NO_TRITON) == 3

@@ -9,12 +9,12 @@ from collections import Counter
 
 import pytest
 import torch
-from drawn import cases
+from drawn import KV_OPS, cases
 from hypothesis import given
 
 from kvbench.axes import Axes
 from kvbench.blocks import place
-from kvbench.cases import Case
+from kvbench.cases import OPS, Case
 from kvbench.errors import StoreError
 from kvbench.pool import flat_slots_view, slot_mapping
 from kvbench.store import load
@@ -74,6 +74,18 @@ class Read(Strategy):
         return flat_slots_view(workload.key_pool)[slots], flat_slots_view(workload.value_pool)[
             slots
         ]
+
+
+class Index(Strategy):
+    name = "index.right"
+    op = "index"
+    summary = "keeps a buffer on the device"
+
+    def prepare(self, workload):
+        return torch.empty(workload.mapped_rows, dtype=workload.slot_dtype)
+
+    def run(self, workload, prepared):
+        return prepared.copy_(torch.from_numpy(workload.slot_mapping()))
 
 
 class Unsupported(Write):
@@ -335,7 +347,7 @@ def test_a_case_without_tokens_is_measured(bench):
 
 @given(cases())
 def test_the_command_of_a_row_gives_the_same_case(case):
-    strategy = {"write": Write, "read": Read}[case.op]()
+    strategy = {"write": Write, "read": Read, "index": Index}[case.op]()
     words = shlex.split(repro(case, strategy, torch.device("cpu")))
     assert words[:2] == ["kvbench", "run"]
     pairs = list(zip(words[2::2], words[3::2], strict=True))
@@ -363,7 +375,7 @@ def plan(cpu, monkeypatch):
     monkeypatch.setattr(bandwidth, "_CPU_BYTES", 1 << 16)
 
     def make(seed=0, strategies=None, axes=("seq_len=1:9:+1",)) -> Plan:
-        fixed = {"num_kv_heads": 1, "head_dim": 4}
+        fixed = {"op": "write,read", "num_kv_heads": 1, "head_dim": 4}
         texts = [*axes, *(f"{name}={value}" for name, value in fixed.items())]
         return Plan(
             cases=Axes.parse(texts).expand(),
@@ -469,8 +481,8 @@ def test_a_folder_that_is_taken_stops_a_sweep_before_it_measures(plan, tmp_path,
 
 
 def test_builtin_strategies_are_right_and_timed_unless_they_say_why_not(bench):
-    for op in ("write", "read"):
-        case = Case(op=op, **TINY)
+    for op in OPS:
+        case = Case(op=op, **(TINY if op in KV_OPS else {"seq_len": 3}))
         strategies = [s for s in registry.all_strategies() if s.op == op]
         for row in measure_case(case, strategies, bench):
             strategy = next(s for s in strategies if s.name == row.strategy)
@@ -480,7 +492,27 @@ def test_builtin_strategies_are_right_and_timed_unless_they_say_why_not(bench):
             assert row.status in {"ok", "checked", "unsupported"}
 
 
+def test_an_index_is_timed_apart_from_what_was_there_before_its_step(bench):
+    case = Case(op="index", seq_len=3, batch=2, padding=2)
+    rows = {row.phase: row for row in measure_case(case, [Index()], bench)}
+    assert {row.status for row in rows.values()} == {"ok"}
+    assert rows["run"].measurement.nbytes == case.nbytes
+    assert not rows["run"].measurement.allocates
+    assert rows["prepare"].measurement.nbytes is None
+    (loop,) = measure_case(case, registry.select(["index.loop"]), bench)
+    assert loop.measurement.allocates
+
+
+def test_slots_that_have_no_room_are_no_strategy_s_fault(bench):
+    case = Case(op="index", seq_len=1, start_pos=2**31, block_size=2**20, slot_dtype="int32")
+    (row,) = measure_case(case, [Index()], bench)
+    assert (row.status, row.reason.partition(" ")[0]) == ("unsupported", "slot_dtype=int32")
+
+
 def test_whether_a_call_allocates_is_seen_not_believed():
+    tensor = torch.zeros(4)
+    assert observe(lambda: torch.zeros(4)).allocates
+    assert not observe(lambda: tensor).allocates
     kept = (torch.zeros(4), torch.zeros(4))
     assert observe(lambda: (torch.zeros(4), torch.zeros(4))).allocates
     assert not observe(lambda: kept).allocates

@@ -753,3 +753,31 @@ def test_of_groups_of_one_size_the_usual_one_is_the_main_one():
     for rows in (odd + usual, usual + odd):
         names = [page.name for page in pages(to_frame(rows))]
         assert names == ["", "dtype-fp32"]
+
+
+# An index, which a step does once.
+
+
+def test_tables_of_an_index_say_that_a_step_does_it_once():
+    rows = sweep_rows(op="index", strategies=("loop", "torch"))
+    rows += [result("index.torch", [1.0] * 5, phase="prepare", seq_len=n) for n in (1, 8, 64)]
+    frame = to_frame(rows)
+    title = ranking_table(frame, "index", 32).title
+    assert title == "index: cost of a step (one run, without prepare)"
+    table = times_table(frame, "index", 32)
+    assert table.title == (
+        "index: time per call by seq_len (block size 16, batch 1; once a step, without prepare)"
+    )
+    assert [line[0] for line in table.rows] == ["index.loop", "index.torch"]
+    assert table.rows == times_table(frame, "index", 1).rows
+
+
+def test_a_curve_of_an_index_names_no_heads_and_says_when_it_is_prepared():
+    rows = sweep_rows(op="index", strategies=("loop", "slot_mapping"))
+    figure = curve_of(rows, op="index")
+    (panel,) = figure.axes
+    assert panel.get_title(loc="left") == "block size 16"
+    title, subtitle = figure._suptitle.get_text().splitlines()
+    assert title == "Building the slot mapping of new tokens: time per call, once a step"
+    assert subtitle == "batch 1, shuffled blocks"
+    assert "Dotted: prepare, before a step." in " ".join(figure._supxlabel.get_text().split())

@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
-from drawn import cases
+from drawn import KV_OPS, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
@@ -36,7 +36,10 @@ MISSING = [
 ]
 # CUDA C++ is for NVIDIA GPUs alone: test_cuda has it as plain C++.
 ELSEWHERE = (*MISSING, ".cuda", ".streams")
-STRATEGIES = [s for s in registry.all_strategies() if not s.name.endswith(ELSEWHERE)]
+STRATEGIES = [
+    s for s in registry.all_strategies() if s.op in KV_OPS and not s.name.endswith(ELSEWHERE)
+]
+"""Those that move K and V; test_index.py has the others."""
 INTERPRETED = [s for s in STRATEGIES if s.name.endswith(".triton")]
 # Each kind of heads and dtype is compiled anew, which takes seconds. test_compiled.py has chosen
 # cases, `kvbench check` has all: whatever draws cases here leaves these out.
@@ -188,7 +191,7 @@ def test_all_strategies_but_compiled_ones_are_right_in_the_check_grids_on_a_gpu(
         assert faults(GRID[chunk::CHUNKS], gpu) == []
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", KV_OPS)
 @settings(max_examples=20)
 @given(data=st.data())
 def test_strategies_of_an_op_but_compiled_ones_agree_on_every_number(op, data):
@@ -269,6 +272,11 @@ EVERY_STRATEGY = {
     "read.slot_mapping": {"has_prepare": True},
     "read.streams": {"has_prepare": True},
     "read.triton": {"has_prepare": True},
+    "index.loop": {"has_prepare": False},
+    "index.numpy": {"has_prepare": False},
+    "index.pinned": {"has_prepare": True},
+    "index.torch": {"has_prepare": True},
+    "index.triton": {"has_prepare": True},
 }
 
 
@@ -296,7 +304,7 @@ def test_a_strategy_is_named_after_its_op_and_summed_up_in_one_line(strategy):
 @each(registry.all_strategies())
 def test_a_strategy_says_why_it_is_not_timed_or_is(strategy):
     reason = strategy.untimed(CPU)
-    if strategy in INTERPRETED:
+    if strategy in INTERPRETED or strategy.name == "index.triton":
         assert "interpreter" in reason
     else:
         assert reason is None
@@ -356,8 +364,8 @@ def names(selected):
         (["*"], list(EVERY_STRATEGY)),
         (["read.loop"], ["read.loop"]),
         (["read.loop", "write.loop", "read.loop"], ["write.loop", "read.loop"]),
-        (["*.loop"], ["write.loop", "read.loop"]),
-        (["read.*", "*.loop"], ["write.loop", *(n for n in EVERY_STRATEGY if n[0] == "r")]),
+        (["*.loop"], ["write.loop", "read.loop", "index.loop"]),
+        (["read.*", "[!i]*.loop"], ["write.loop", *(n for n in EVERY_STRATEGY if n[0] == "r")]),
         (["write.[lt]*"], ["write.loop", "write.triton"]),
     ],
     ids=str,
@@ -372,8 +380,8 @@ def test_patterns_select_each_strategy_once_in_the_order_of_all(patterns, expect
         (["write.lop"], r"unknown strategy 'write.lop' \(did you mean 'write.loop'\?\); expected"),
         (["*", "raed.triton"], r"'raed.triton' \(did you mean 'read.triton'\?\)"),
         (["READ.loop"], r"'READ.loop' \(did you mean 'read.loop'\?\)"),
-        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: read.block_slices, "),
-        ([""], r"unknown strategy ''; expected one of: read.block_slices"),
+        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: index.loop, "),
+        ([""], r"unknown strategy ''; expected one of: index.loop"),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ import pandas as pd
 
 from kvbench.analysis.frame import CASE_FIELDS, timed
 from kvbench.analysis.statistics import ratio_interval
+from kvbench.cases import ONCE_A_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +28,33 @@ class Standing:
 def step_costs(frame: pd.DataFrame, layers: int) -> pd.DataFrame:
     """One row per case and timed strategy with the cost of a step: prepare + layers * run.
 
+    What a step does once (`cases.ONCE_A_STEP`) costs its run alone: what it prepared was on the
+    device before the step.
+
     Adds the columns prepare_s (0 for a strategy that has none: it does nothing once per step),
     step_s, and step_samples_s, the step's cost in every round.
     """
     keys = [*CASE_FIELDS, "strategy"]
     runs = timed(frame, "run")
-    failed = frame[(frame["phase"] == "prepare") & (frame["status"] != "ok")]
+    prepares = frame[(frame["phase"] == "prepare") & ~frame["op"].isin(ONCE_A_STEP)]
+    failed = prepares[prepares["status"] != "ok"]
     if not failed.empty:
         # A step whose prepare isn't known has no cost: missing is missing, not 0.
         unknown = pd.MultiIndex.from_frame(failed[keys])
         runs = runs[~pd.MultiIndex.from_frame(runs[keys]).isin(unknown)]
-    prepares = timed(frame, "prepare")[[*keys, "median_s", "samples_s"]]
-    joined = runs.merge(prepares, on=keys, how="left", suffixes=("", "_prepare"))
+    known = timed(prepares, "prepare")[[*keys, "median_s", "samples_s"]]
+    joined = runs.merge(known, on=keys, how="left", suffixes=("", "_prepare"))
+    calls = np.where(joined["op"].isin(ONCE_A_STEP), 1, layers)
     steps = []
-    for run, prepare in zip(joined["samples_s"], joined["samples_s_prepare"], strict=True):
+    for run, prepare, times in zip(
+        joined["samples_s"], joined["samples_s_prepare"], calls, strict=True
+    ):
         once = np.asarray(prepare) if isinstance(prepare, tuple) else 0.0
-        steps.append(once + layers * np.asarray(run))
+        steps.append(once + times * np.asarray(run))
     prepare_s = joined["median_s_prepare"].fillna(0.0)
     return joined.drop(columns=["median_s_prepare", "samples_s_prepare"]).assign(
         prepare_s=prepare_s,
-        step_s=prepare_s + layers * joined["median_s"],
+        step_s=prepare_s + calls * joined["median_s"],
         step_samples_s=pd.Series(steps, index=joined.index, dtype=object),
     )
 

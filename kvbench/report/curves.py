@@ -6,6 +6,7 @@ from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 
 from kvbench.analysis.frame import timed
+from kvbench.cases import ONCE_A_STEP
 from kvbench.report.panels import (
     Page,
     finish,
@@ -27,6 +28,7 @@ Floats = npt.NDArray[np.float64]
 _TITLES = {
     "write": "Writing K/V into a paged cache: time per call",
     "read": "Reading K/V from a paged cache: time per call",
+    "index": "Building the slot mapping of new tokens: time per call, once a step",
 }
 
 
@@ -34,7 +36,8 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
     """Time per call over seq_len, log-log: flat is overhead, a slope of 1 is work.
 
     Bands are the medians' intervals. Dotted lines are prepare, paid once a step rather than once a
-    layer. The dashed line is the same bytes at the copy bandwidth measured in the same run.
+    layer; of what a step does once, paid before it. The dashed line is the same bytes at the copy
+    bandwidth measured in the same run.
 
     Args:
         page: Rows of one op and clock, run and prepare.
@@ -43,8 +46,9 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
         info: The run's bandwidth, device and clock.
     """
     source = "/".join(sorted(page.rows["launches_source"].dropna().unique())) or "not known"
+    when = "before a step" if op in ONCE_A_STEP else "once a step"
     footnote = (
-        f"{provenance(info, clock)}; median with its 95 % interval. Dotted: prepare, once a step. "
+        f"{provenance(info, clock)}; median with its 95 % interval. Dotted: prepare, {when}. "
         f"Dashed: the same bytes at copy speed. "
         f"In brackets: what one call launches on a GPU, {source}."
     )

@@ -9,6 +9,7 @@ from kvbench.analysis.crossover import Crossover, crossovers
 from kvbench.analysis.fit import Fit, Refusal, Term, fit_run
 from kvbench.analysis.frame import CASE_FIELDS, main_group, main_pools, timed
 from kvbench.analysis.verdict import LEAST_R_SQUARED, cpu_verdicts, device_verdicts
+from kvbench.cases import ONCE_A_STEP
 from kvbench.report.setting import describe
 from kvbench.report.tables import MISSING, Table
 from kvbench.units import format_seconds_interval, significant
@@ -114,7 +115,10 @@ def verdict_table(frame: pd.DataFrame, op: str) -> Table | None:
     runs = main_pools(timed(frame[frame["op"] == op]))
     if runs.empty:
         return None
-    if (frame["clock"] == "device").any():
+    on_device = (frame["clock"] == "device").any()
+    if op in ONCE_A_STEP and not on_device:
+        return None  # what grows with its bytes is the host's arithmetic, no bandwidth
+    if on_device:
         of_op = frame[(frame["op"] == op) & (frame["status"] == "ok") & (frame["phase"] == "run")]
         verdicts = runs.merge(device_verdicts(of_op), on=[*CASE_FIELDS, "strategy"])
     else:

@@ -136,7 +136,10 @@ def make_panels(
             enumerate(page.kv_heads), enumerate(page.block_sizes)
         ):
             panel = panels[i][j]
-            panel.set_title(f"block size {block}, {heads} KV heads", loc="left")
+            title = f"block size {block}"
+            if not (page.rows["op"] == "index").all():  # it moves no heads
+                title += f", {heads} KV heads"
+            panel.set_title(title, loc="left")
             yield panel, block, heads
 
     return figure, walk()

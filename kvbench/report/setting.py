@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from kvbench.cases import DEFAULTS
+from kvbench.cases import DEFAULTS, OF_POOLS
 
 _WORDS = {
     "head_dim": "head_dim {}",
@@ -23,6 +23,8 @@ _USUAL = {**DEFAULTS, "queries_per_kv_head": 1}
 def describe(shared: Mapping[str, object], always: tuple[str, ...] = ()) -> str:
     """Every field that rows share and that a reader has to know, as "bf16, batch 1, HND layout".
 
+    Rows of an index have no K and V whose kind could be said.
+
     Args:
         shared: The fields, as `analysis.frame.groups` gives them.
         always: Fields to name even where they have their default.
@@ -30,15 +32,17 @@ def describe(shared: Mapping[str, object], always: tuple[str, ...] = ()) -> str:
     parts = []
     if "block_size" in shared:
         parts.append(f"block size {shared['block_size']}")
-    if "num_kv_heads" in shared:
+    silent = {*OF_POOLS, "queries_per_kv_head"} if shared.get("op") == "index" else set()
+    if "num_kv_heads" in shared and "num_kv_heads" not in silent:
         parts.append(f"{shared['num_kv_heads']} KV heads")
-    parts.append(str(shared["dtype"]))
+    if "dtype" not in silent:
+        parts.append(str(shared["dtype"]))
     if shared["cache_dtype"] != "auto":
         scaled = str(shared["kv_scale"]).replace("_", " ")
         parts.append(f"{shared['cache_dtype']} pool scaled {scaled}")
     parts.append(f"batch {shared['batch']}")
     for name, value in shared.items():
-        if name in _SAID or (name == "lengths" and shared["batch"] == 1):
+        if name in _SAID | silent or (name == "lengths" and shared["batch"] == 1):
             continue
         if name in always or value != _USUAL[name]:
             parts.append(_WORDS.get(name, f"{name} {{}}").format(value))

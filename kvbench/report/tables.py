@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kvbench.analysis.frame import CASE_FIELDS, main_group, timed
 from kvbench.analysis.ranking import of_shared_cases, standings, step_costs
-from kvbench.cases import DTYPE_BYTES, LAYOUTS, QUANTISED_BYTES
+from kvbench.cases import DTYPE_BYTES, LAYOUTS, ONCE_A_STEP, QUANTISED_BYTES
 from kvbench.report.setting import describe
 from kvbench.results import LaunchCounts, RunInfo
 from kvbench.units import format_bandwidth, format_seconds, significant
@@ -90,8 +90,11 @@ def describe_launches(counts: LaunchCounts) -> str:
 def ranking_table(frame: pd.DataFrame, op: str, layers: int) -> Table:
     """The strategies of an op, the best first, over all cases of a run that have all of them."""
     costs = step_costs(frame[frame["op"] == op], layers)
+    title = f"{op}: cost of a step of {layers} layers (prepare + {layers} x run)"
+    if op in ONCE_A_STEP:
+        title = f"{op}: cost of a step (one run, without prepare)"
     return Table(
-        f"{op}: cost of a step of {layers} layers (prepare + {layers} x run)",
+        title,
         ("strategy", "geometric mean", "worst", "fastest or tied", "cases"),
         tuple(
             (
@@ -139,7 +142,7 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
     """Median times by seq_len in the run's main setting; None if nothing was timed.
 
     A line per strategy: its run, once a layer, then its share of a step, (prepare + layers * run) /
-    layers, where that is another.
+    layers, where that is another. Of what a step does once, its run alone.
     """
     runs = timed(frame[frame["op"] == op])
     if runs.empty:
@@ -158,6 +161,9 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
             by_length = by_length.assign(layer_s=by_length["step_s"] / layers)
             label = f"{strategy}, with prepare"
             lines.append((label, *(_time(by_length, "layer_s", n) for n in seq_lens)))
+    calls = f"{describe(shared)}; with prepare: spread over {layers} layers"
+    if op in ONCE_A_STEP:
+        calls = f"{describe(shared)}; once a step, without prepare"
     notes = []
     if len(rows) < len(runs):
         *others, last = [name for name in shared if runs[name].nunique() > 1]
@@ -169,8 +175,7 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
     if len(seq_lens) < len(found):
         notes.append(f"{len(seq_lens)} of {len(found)} values of seq_len are shown.")
     return Table(
-        f"{op}: time per call by seq_len ({describe(shared)}; "
-        f"with prepare: spread over {layers} layers)",
+        f"{op}: time per call by seq_len ({calls})",
         ("strategy", *(f"{n:,}" for n in seq_lens)),
         tuple(lines),
         " ".join(notes),

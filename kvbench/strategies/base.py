@@ -14,7 +14,7 @@ class Strategy(ABC):
 
     A strategy is stateless; what it needs between `prepare` and `run` is what `prepare` returns.
     It reads `workload`'s tensors and lists. A write changes the two pools in place, and the scales
-    where each token has its own; a read the outputs that it is given, if it is.
+    where each token has its own; a read the outputs that it is given, if it is; an index nothing.
     """
 
     name: ClassVar[str]
@@ -35,6 +35,9 @@ class Strategy(ABC):
     def prepare(self, workload: Workload) -> Any:  # noqa: ANN401, ARG002 - the strategy's own
         """What an engine does once per step: build a slot mapping, upload a table, compile.
 
+        Of an index, which is itself done once per step, it is what was done before the step: what
+        stays on the device from step to step is put there, and buffers are allocated.
+
         Returns:
             Whatever `run` needs. A strategy that does everything in every call has no `prepare`.
         """
@@ -45,8 +48,8 @@ class Strategy(ABC):
         self,
         workload: Workload,
         prepared: Any,  # noqa: ANN401 - the strategy's own
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What an engine does once per layer.
+    ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor | None:
+        """What an engine does once per layer; an index once per step.
 
         Args:
             workload: The case's tensors and the scheduler's lists.
@@ -55,7 +58,8 @@ class Strategy(ABC):
         Returns:
             None for a write. For a read, (K, V), each [tokens, *slot] in the workload's dtype,
             sequence after sequence, a slot being [num_kv_heads, dim] as in its pool: the very
-            tensors of `workload.outputs` where they are given.
+            tensors of `workload.outputs` where they are given. For an index, the slot mapping on
+            the device: what `Workload.slot_mapping` gives, any negative slot for another.
         """
 
     @classmethod

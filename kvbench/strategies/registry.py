@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvbench.cases import OPS
 from kvbench.errors import InputError, unknown
-from kvbench.strategies import read, write
+from kvbench.strategies import index, read, write
 from kvbench.strategies.base import Strategy
 
 _STRATEGIES: dict[str, Strategy] = {}
@@ -36,7 +36,7 @@ def register(cls: type[Strategy]) -> type[Strategy]:
 
 def load_builtin() -> None:
     """Register every strategy of this package; those already registered stay as they are."""
-    for package in (write, read):
+    for package in (write, read, index):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
 

@@ -9,6 +9,7 @@ import torch
 from kvbench import oracle
 from kvbench.cases import Case
 from kvbench.devices import free_bytes
+from kvbench.errors import InputError
 from kvbench.results import Status
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.measure import one_line, repro
@@ -30,7 +31,8 @@ class CheckReport:
     notes: tuple[str, ...]
     """What a reader has to know of the strategies: interpreted, unsupported and why."""
     cells: dict[Cell, Counter[str]]
-    """The same counts by strategy, layout and dtype; of "unsupported", by its reason."""
+    """The same counts by strategy, layout and dtype, where there are pools that have them; of
+    "unsupported", by its reason."""
 
     def count(self, status: Status) -> int:
         """Checks that ended with this status."""
@@ -55,7 +57,13 @@ def check_case(case: Case, strategy: Strategy, device: torch.device) -> tuple[St
     if needed > free:
         return "does not fit", f"needs {format_bytes(needed)}; {format_bytes(free)} are free"
     try:
-        mismatch = oracle.check(strategy, build(case, device))
+        workload = build(case, device)
+    except InputError as error:  # no strategy can do it: its slots have no room
+        return "unsupported", str(error)
+    except (MemoryError, RuntimeError) as error:
+        return "failed", one_line(error)
+    try:
+        mismatch = oracle.check(strategy, workload)
     except Exception as error:  # noqa: BLE001 - any failure of a strategy is its result
         return "failed", one_line(error)
     return ("incorrect", mismatch) if mismatch else ("checked", "")
@@ -85,10 +93,11 @@ def check_all(
                 continue
             status, reason = check_case(case, strategy, device)
             counts[strategy.name][status] += 1
-            dtype = case.cache_dtype if case.quantised else case.dtype
-            cells[strategy.name, case.layout, dtype][
-                reason if status in {"unsupported", "does not fit"} else status
-            ] += 1
+            if case.has_pools:
+                dtype = case.cache_dtype if case.quantised else case.dtype
+                cells[strategy.name, case.layout, dtype][
+                    reason if status in {"unsupported", "does not fit"} else status
+                ] += 1
             if status in {"unsupported", "does not fit"}:
                 unsupported[strategy.name, f"{status}: {reason}"] += 1
             elif status != "checked":

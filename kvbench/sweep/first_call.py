@@ -38,7 +38,7 @@ class FirstCall(Strategy):
         self,
         workload: Workload,
         prepared: Any,  # noqa: ANN401 - the strategy's own
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor | None:
         """As the strategy does."""
         synchronize(self._device)
         start = time.perf_counter()

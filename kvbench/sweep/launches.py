@@ -21,6 +21,8 @@ def predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | No
 
     No launch depends on a row's width: cases that differ in it share one prediction.
     """
+    if not case.has_pools:
+        return _predicted(strategy, case, phase)
     heads = min(case.num_kv_heads, 2)  # rows of one head may be contiguous where others aren't
     narrow = dataclasses.replace(
         case,

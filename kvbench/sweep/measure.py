@@ -16,7 +16,7 @@ from kvbench.analysis.statistics import CONFIDENCE
 from kvbench.buffers import Buffers
 from kvbench.cases import Case
 from kvbench.devices import free_bytes, synchronize
-from kvbench.errors import KvbenchError
+from kvbench.errors import InputError, KvbenchError
 from kvbench.results import CacheState, LaunchCounts, Measurement, Phase, Result, Status
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import file_of
@@ -133,6 +133,8 @@ def measure_case(case: Case, strategies: Iterable[Strategy], bench: Bench) -> li
 
     try:
         workload = bench.buffers.build(case, bench.device)
+    except InputError as error:  # no strategy can do it: its slots have no room
+        return [_refusal(case, s, bench, "unsupported", str(error)) for s in candidates]
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -275,15 +277,11 @@ class Effects:
 
 def observe(call: Call) -> Effects:
     """Make a call a few times and look: does it allocate its output, does it fault pages in?"""
-    held, other = call(), call()
-    allocates = (
-        isinstance(held, tuple)
-        and isinstance(other, tuple)
-        and any(
-            one.data_ptr() != two.data_ptr()
-            for one, two in zip(held, other, strict=True)
-            if one.numel()
-        )
+    held, other = (_tensors(call()) for _ in range(2))
+    allocates = any(
+        one.data_ptr() != two.data_ptr()
+        for one, two in zip(held, other, strict=True)
+        if one.numel()
     )
     del held, other
     if resource is None:
@@ -293,6 +291,13 @@ def observe(call: Call) -> Effects:
         call()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     return Effects(allocates, faults / _OBSERVED_CALLS)
+
+
+def _tensors(output: object) -> tuple[torch.Tensor, ...]:
+    """What a run returns: K and V of a read, the mapping of an index, nothing of a write."""
+    if isinstance(output, torch.Tensor):
+        return (output,)
+    return output if isinstance(output, tuple) else ()
 
 
 def _workloads(workload: Workload, bench: Bench) -> list[Workload]:

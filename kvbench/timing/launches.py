@@ -7,6 +7,7 @@ where PyTorch makes one. A prediction is marked as one; on a GPU it is held agai
 
 On a build without CUDA a few entry points ask for a device guard that is not there before they
 reach the dispatcher: indexing syntax, `to`, `copy_`. They are taken to the ops they stand for.
+Events, and the memory of host tensors as NumPy sees it, have stand-ins.
 """
 
 import math
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -35,6 +38,10 @@ _ALLOCATIONS = {
     "detach",
     "lift_fresh",
 }
+_SCAN_KERNELS = 2
+"""Of CUB's scan: one that sets its state up, one that scans."""
+_KERNELS = {"cumsum": _SCAN_KERNELS, "repeat_interleave": _SCAN_KERNELS + 1}
+"""Kernels of ops that launch more than one. repeat_interleave begins with a cumsum."""
 _CAT_INPUTS_PER_KERNEL = 128
 """Tensors that one launch of PyTorch's CatArrayBatchedCopy takes."""
 
@@ -68,7 +75,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name == "cat":
             self.kernels += math.ceil(len(args[0]) / _CAT_INPUTS_PER_KERNEL)
         else:
-            self.kernels += 1
+            self.kernels += _KERNELS.get(name, 1)
 
     def _count_copy(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if name == "_to_copy":
@@ -110,6 +117,27 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return copied
 
 
+class _Event:
+    """Stands in for torch.Event: nothing is ever under way."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        """It has come to pass."""
+        return True
+
+    def record(self, *_: object) -> None:
+        """Nothing."""
+
+    wait = synchronize = record
+
+
+def _host_memory(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Memory of a host tensor's shape, of any content: what NumPy computes launches nothing."""
+    return np.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
 class _GuardFree(TorchFunctionMode):
     """Takes indexing syntax, `Tensor.to` and `copy_` to the ops they stand for."""
 
@@ -125,6 +153,7 @@ class _GuardFree(TorchFunctionMode):
             torch.Tensor.to: self._to,
             torch.Tensor.copy_: _ATEN.copy_.default,
             torch.Tensor.contiguous: _dense,
+            torch.Tensor.numpy: _host_memory,
             torch.Tensor.item: _ATEN._local_scalar_dense.default,
         }
         return routes.get(func, func)(*args, **(kwargs or {}))
@@ -197,8 +226,13 @@ class _GuardFree(TorchFunctionMode):
 @contextmanager
 def fake_cuda() -> Iterator[FakeTensorMode]:
     """Inside, tensors made on "cuda" are fake ones, on any machine."""
-    with pretending(), FakeTensorMode(allow_non_fake_inputs=True) as fake, _GuardFree(fake):
-        yield fake
+    event: Any = torch.Event
+    torch.Event = _Event  # type: ignore[assignment,misc]
+    try:
+        with pretending(), FakeTensorMode(allow_non_fake_inputs=True) as fake, _GuardFree(fake):
+            yield fake
+    finally:
+        torch.Event = event  # type: ignore[misc]
 
 
 def predict_launches(call: Callable[[], object]) -> LaunchCounts:
