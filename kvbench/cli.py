@@ -342,6 +342,8 @@ def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 
         _say("nothing is missing from this run")
     if ended.left:
         _say(f"{ended.left} cases left ({ended.why}); to go on: {_resume_command(folder)}")
+    for note in ended.notes:
+        _say(note)
 
 
 def _sweep_fleet(

@@ -96,7 +96,8 @@ def check(
 
     It prepares once, as an engine does for a step, and runs once for each version of the data, as
     in each layer: a result kept from an earlier call, made in advance, or found in memory that an
-    earlier call freed, is right at most once.
+    earlier call freed, is right at most once. Then it does another step of the same case, with
+    other block tables: an index kept from the step before is wrong there.
 
     An index depends on no tensor's data but on the scheduler's lists: it is prepared and run for
     two sets of them in turn, of the same case and shape.
@@ -115,7 +116,21 @@ def check(
         mismatch = recheck(strategy, workload, prepared, version)
         if mismatch:
             return mismatch
-    return ""
+    step = _mirrored(workload)
+    mismatch = recheck(strategy, step, strategy.prepare(step), versions[0])
+    return f"in a second step, with other block tables: {mismatch}" if mismatch else ""
+
+
+def _mirrored(workload: Workload) -> Workload:
+    """The same case with the pool's last block for its first, and so on."""
+    last = len(workload.storages[0]) - 1
+    return dataclasses.replace(
+        workload,
+        block_tables=[
+            [last - block if block >= 0 else block for block in table]
+            for table in workload.block_tables
+        ],
+    )
 
 
 def _check_by_turns(strategy: Strategy, workload: Workload) -> str:

@@ -380,3 +380,54 @@ def test_single_token_at_a_block_boundary_is_caught(op):
 
     words = "token 0's" if op == "write" else "K of token 0"
     assert_caught(cases_of(op, batch=1, seq_len=1, start_pos=4), run, words)
+
+
+# An index that is kept for another step.
+
+
+class Remembers(Strategy):
+    """Right, but for the slots: those of the first step it saw of a case."""
+
+    def __init__(self, *, by: str) -> None:
+        self.kept = {}
+        self.by = by
+
+    def slots(self, workload):
+        key = {"case": workload.case, "pool": workload.key_pool.data_ptr()}[self.by]
+        if key not in self.kept:
+            self.kept[key] = slot_mapping(
+                workload.block_tables, workload.starts, workload.lengths, workload.block_size
+            )
+        return self.kept[key]
+
+
+class WriteRemembers(Remembers):
+    name = "write.remembers"
+    op = "write"
+    summary = "keeps its index"
+
+    def run(self, workload, prepared):
+        del prepared
+        slots = self.slots(workload)
+        flat_slots_view(workload.key_pool)[slots] = workload.key
+        flat_slots_view(workload.value_pool)[slots] = workload.value
+
+
+class ReadRemembers(Remembers):
+    name = "read.remembers"
+    op = "read"
+    summary = "keeps its index"
+
+    def run(self, workload, prepared):
+        del prepared
+        slots = self.slots(workload)
+        pools = (workload.key_pool, workload.value_pool)
+        return tuple(flat_slots_view(pool)[slots] for pool in pools)
+
+
+@pytest.mark.parametrize("by", ["case", "pool"])
+@pytest.mark.parametrize("strategy", [WriteRemembers, ReadRemembers])
+def test_an_index_kept_from_an_earlier_step_is_caught(strategy, by):
+    case = Case(op=strategy.op, seq_len=40, num_kv_heads=1, num_heads=1, head_dim=8)
+    found = oracle.check(strategy(by=by), build(case, torch.device("cpu")))
+    assert found.startswith("in a second step, with other block tables: ")

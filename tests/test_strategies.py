@@ -241,7 +241,8 @@ def test_with_given_outputs_nothing_as_large_as_them_is_made_on_the_way(strategy
     prepared = strategy.prepare(workload)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         strategy.run(workload, prepared)
-    largest = max(event.self_cpu_memory_usage for event in seen.events())
+    # C++ into what is given leaves no event at all; a tensor made on the way would.
+    largest = max((event.self_cpu_memory_usage for event in seen.events()), default=0)
     assert largest < workload.outputs[0].nbytes / 2
 
 

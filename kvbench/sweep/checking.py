@@ -10,6 +10,8 @@ from kvbench import oracle
 from kvbench.cases import Case
 from kvbench.devices import free_bytes
 from kvbench.errors import InputError
+from kvbench.kernels import availability
+from kvbench.kernels.tiles import default_tiles
 from kvbench.results import Status
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.measure import one_line, repro
@@ -69,6 +71,15 @@ def check_case(case: Case, strategy: Strategy, device: torch.device) -> tuple[St
     return ("incorrect", mismatch) if mismatch else ("checked", "")
 
 
+def kernel_notes(device: torch.device) -> tuple[str, ...]:
+    """What became of Triton's kernels in this process: compilations, and tiles chosen."""
+    if availability.unsupported(device) is not None:
+        return ()
+    from kvbench.kernels.report import kernel_lines  # noqa: PLC0415 - needs Triton
+
+    return kernel_lines()
+
+
 def check_all(
     cases: Iterable[Case],
     strategies: Sequence[Strategy],
@@ -91,7 +102,8 @@ def check_all(
         for strategy in strategies:
             if strategy.op != case.op:
                 continue
-            status, reason = check_case(case, strategy, device)
+            with default_tiles():  # of many shapes a few calls each: not worth measuring tiles for
+                status, reason = check_case(case, strategy, device)
             counts[strategy.name][status] += 1
             if case.has_pools:
                 dtype = case.cache_dtype if case.quantised else case.dtype
@@ -106,4 +118,5 @@ def check_all(
         on_case(case)
     notes = [f"{s.name}: {s.untimed(device)}" for s in strategies if s.untimed(device)]
     notes += [f"{name}, {count} cases {why}" for (name, why), count in unsupported.items()]
+    notes += kernel_notes(device)
     return CheckReport(counts, tuple(faults), tuple(notes), dict(cells))

@@ -27,6 +27,7 @@ from kvbench.sessions import differences, differing_limits
 from kvbench.store import Run, RunWriter, has_run, require_room, reserve
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.bench import Machine, Settings, examine, set_up
+from kvbench.sweep.checking import kernel_notes
 from kvbench.sweep.measure import measure_case
 from kvbench.sweep.order import in_order
 from kvbench.sweep.survive import Measurer, survive
@@ -96,6 +97,10 @@ class InProcess:
         """A case's rows."""
         return measure_case(case, strategies, self._bench)
 
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the kernels that were compiled."""
+        return kernel_notes(self._bench.device)
+
     def stop(self) -> None:
         """Nothing."""
 
@@ -118,6 +123,8 @@ class Ended:
     left: int
     """Cases that are still to be measured."""
     why: Literal["complete", "time budget"]
+    notes: tuple[str, ...] = ()
+    """What there is to say of the kernels that were compiled."""
 
 
 def run_sweep(
@@ -209,10 +216,11 @@ def _measure_all(
     settings = plan.settings()
     for number, case in enumerate(cases):
         if deadline is not None and time.monotonic() >= deadline:
-            return Ended(store.info, number, len(cases) - number, "time budget")
+            left = len(cases) - number
+            return Ended(store.info, number, left, "time budget", measurer.notes())
         rows = store.append(*survive(case, plan.strategies, settings, measurer))
         told.on_case(case, rows)
-    return Ended(store.info, len(cases), 0, "complete")
+    return Ended(store.info, len(cases), 0, "complete", measurer.notes())
 
 
 def missing_cases(plan: Plan, run: Run) -> list[Case]:

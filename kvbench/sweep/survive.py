@@ -29,6 +29,10 @@ class Measurer(Protocol):
         """
         ...
 
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the kernels that were compiled, a line each."""
+        ...
+
     def stop(self) -> None:
         """Let go of what it holds."""
         ...

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from kvbench.cases import Case
 from kvbench.errors import KvbenchError
@@ -29,6 +30,7 @@ from kvbench.results import Result, Status
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.bench import Machine, Settings, examine, set_up
+from kvbench.sweep.checking import kernel_notes
 from kvbench.sweep.measure import DeviceLostError, measure_case
 from kvbench.units import format_duration
 
@@ -164,6 +166,18 @@ class Worker:
         self._start()
         raise end
 
+    def notes(self) -> tuple[str, ...]:
+        """What the process, which may have replaced others, has to say of its kernels."""
+        if not self._ready:
+            return ()
+        try:
+            self._touch()
+            self._pipe.send(None)
+            notes: tuple[str, ...] = self._receive(self._hang_s)
+        except (EOFError, BrokenPipeError, ConnectionResetError, _Hung) as error:
+            return (f"what became of the kernels is not known: the worker ended ({error!r})",)
+        return notes
+
     def stop(self) -> None:
         """End the process, whatever it is doing."""
         self._process.kill()
@@ -235,7 +249,11 @@ def _serve(
 
         bench = set_up(settings, machine, on_step)
         while True:
-            case, indices = pipe.recv()
+            asked = pipe.recv()
+            if asked is None:
+                pipe.send(kernel_notes(torch.device(settings.device)))
+                continue
+            case, indices = asked
             pipe.send(measure_case(case, [strategies[i] for i in indices], bench))
     except EOFError:
         return  # the runner is done
