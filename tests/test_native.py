@@ -14,12 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from drawn import cases
+from drawn import KV_OPS, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench import devices
-from kvbench.cases import OPS, Case
+from kvbench.cases import Case
 from kvbench.kernels.native import build, launch, library
 from kvbench.kernels.native.launch import Plan
 from kvbench.kernels.rows import LARGEST
@@ -54,7 +54,7 @@ def forced(threads, *, streaming):
 
 
 @needs_kernels
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", KV_OPS)
 @settings(max_examples=150)
 @given(data=st.data(), threads=st.integers(1, 3), streaming=st.booleans())
 def test_any_case_is_right_with_threads_and_with_streaming_stores(op, data, threads, streaming):
@@ -440,7 +440,7 @@ def test_threads_are_pytorchs_own_and_there_is_no_second_openmp():
 # The strategies.
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", KV_OPS)
 def test_another_device_is_refused_without_a_build(op, monkeypatch):
     monkeypatch.setattr(library, "_library", lambda: pytest.fail("it was built"))
     strategy = registry.get(f"{op}.native")
@@ -449,7 +449,7 @@ def test_another_device_is_refused_without_a_build(op, monkeypatch):
     assert predicted(strategy, case, "run") is None
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", KV_OPS)
 def test_without_a_library_the_strategies_say_why(op, monkeypatch):
     monkeypatch.setattr(library, "_library", lambda: "no C++ compiler")
     strategy = registry.get(f"{op}.native")

@@ -189,7 +189,7 @@ def test_many_lines_make_a_panel_taller_and_keep_their_names_within_it():
     for panel in many.axes:
         named = [text for text in panel.texts if text.get_text().partition(" ")[0] in families]
         assert len(named) == len(families)
-        heights = sorted(text.xyann[1] for text in named)
+        heights = sorted(text.get_position()[1] for text in named)
         assert heights[0] > -0.1
         assert heights[-1] < 1.1
         # More than two are told by their colours.

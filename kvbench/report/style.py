@@ -25,6 +25,10 @@ _FAMILY_COLOURS = {
     "native": "#000000",
     "cuda": "#B8A000",
     "streams": "#A6761D",
+    # Ways of an index alone.
+    "numpy": "#0072B2",
+    "torch": "#009E73",
+    "pinned": "#E69F00",
 }
 _OTHER_COLOURS = ("#1B4F72", "#B22222", "#404080")
 _MARKERS = {
@@ -43,6 +47,9 @@ _MARKERS = {
     "native": ">",
     "cuda": "H",
     "streams": "<",
+    "numpy": "s",
+    "torch": "D",
+    "pinned": "P",
 }
 
 FLOOR_COLOUR = "#595959"
