@@ -651,3 +651,55 @@ def test_a_graph_whose_replay_fails_says_so(bench):
         "failed",
         "replayed as a graph: RuntimeError: misaligned address",
     )
+
+
+class WholeBlocks(Write):
+    """Does nothing but whole blocks."""
+
+    name = "write.whole_blocks"
+
+    def supports(self, case, device):
+        del device
+        if any(length % case.block_size for length in case.sequences()[1]):
+            return "whole blocks alone"
+        return None
+
+    def run(self, workload, prepared):
+        assert all(length % workload.block_size == 0 for length in workload.lengths)
+        super().run(workload, prepared)
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 5, 40])
+def test_what_takes_whole_blocks_alone_is_probed_with_those(blocks, bench):
+    case = dataclasses.replace(SMALL, seq_len=blocks * 16, block_size=16)
+    rows = measure_case(case, [WholeBlocks()], bench)
+    assert {row.status for row in rows} == {"ok"}
+    odd = dataclasses.replace(case, seq_len=blocks * 16 + 1)
+    assert [row.reason for row in measure_case(odd, [WholeBlocks()], bench)] == [
+        "whole blocks alone"
+    ]
+
+
+def test_what_does_no_small_case_is_run_without_an_estimate(bench):
+    class LargeAlone(Write):
+        name = "write.large_alone"
+
+        def supports(self, case, device):
+            del device
+            return None if case.tokens > 100 else "large ones alone"
+
+    case = dataclasses.replace(SMALL, seq_len=200)
+    strategy = LargeAlone()
+    assert {row.status for row in measure_case(case, [strategy], bench)} == {"ok"}
+    assert min(strategy.tokens) == 200
+
+
+@pytest.mark.parametrize("cache_dtype", ["auto", "int8"])
+def test_whole_blocks_of_given_outputs_are_timed_by_every_strategy_that_does_them(
+    cache_dtype, bench
+):
+    case = Case(op="read", output="given", cache_dtype=cache_dtype, **{**TINY, "seq_len": 64})
+    strategies = [s for s in registry.select(["read.*"]) if not s.name.endswith(".compile")]
+    found = {row.strategy: row.status for row in measure_case(case, strategies, bench)}
+    assert set(found.values()) <= {"ok", "checked", "unsupported"}
+    assert found["read.blocks"] == ("ok" if cache_dtype == "auto" else "unsupported")

@@ -13,7 +13,7 @@ from kvbench.sweep.first_call import FirstCall
 from kvbench.workload import build, fill
 
 _PROBES = (8, 32)
-"""Tokens of the two calls that a time is extrapolated from."""
+"""Tokens of the two calls that a time is extrapolated from, where a strategy does these."""
 _REPEATS = 3
 _REPEATS_END_S = 0.05
 
@@ -36,14 +36,30 @@ def estimate(strategy: Strategy, case: Case, device: torch.device) -> Estimate:
 
     Cases of up to the larger probe's size are estimated as nothing: they are simply run.
     """
-    few, many = _PROBES
-    if case.tokens <= many:
+    if case.tokens <= max(_PROBES):
         return Estimate(0.0, 0.0)
-    (short, first), (long, second) = (
-        _probe(strategy, _probe_case(case, tokens), device) for tokens in _PROBES
-    )
+    probes = _probes(strategy, case, device)
+    if probes is None or case.tokens <= probes[1].tokens:
+        return Estimate(0.0, 0.0)
+    (short, first), (long, second) = (_probe(strategy, probe, device) for probe in probes)
+    few, many = (probe.tokens for probe in probes)
     per_token = max(long - short, 0.0) / (many - few)
     return Estimate(long + per_token * (case.tokens - many), max(first, second))
+
+
+def _probes(strategy: Strategy, case: Case, device: torch.device) -> tuple[Case, Case] | None:
+    """Two small cases like this one that the strategy does; None if it does no small one.
+
+    What it does may depend on the lengths, as where only whole blocks fit an output.
+    """
+    few, many = (_probe_case(case, tokens) for tokens in _PROBES)
+    blocks = [
+        dataclasses.replace(few, batch=1, seq_len=count * case.block_size) for count in (1, 4)
+    ]
+    for pair in ((few, many), (blocks[0], blocks[1])):
+        if all(strategy.supports(probe, device) is None for probe in pair):
+            return pair
+    return None  # run without knowing: what takes too long is ended
 
 
 def _probe_case(case: Case, tokens: int) -> Case:
