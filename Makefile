@@ -33,14 +33,14 @@ bench: $(READY) ## Sweep this machine: the GPU preset where a GPU is, else the C
 .PHONY: test
 test: $(READY) ## Lint, types and tests (what CI runs)
 	@$(MAKE) --no-print-directory check
-	@$(BIN)/pytest -n auto -m "not slow" $(ARGS)
+	@$(BIN)/pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(READY) ## Crashes, hangs, kills and resumed runs, with real processes (5 minutes)
 	@$(BIN)/pytest -n auto --dist loadgroup -m slow $(ARGS)
 
 .PHONY: check-exhaustive
-check-exhaustive: $(READY) ## Every strategy in every layout, dtype and kind of scales (10 minutes)
+check-exhaustive: $(READY) ## Every strategy in every layout, dtype and kind of scales (half an hour)
 	@$(BIN)/kvbench check --exhaustive $(ARGS)
 
 .PHONY: bench-regress
