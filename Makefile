@@ -40,7 +40,7 @@ test-slow: $(READY) ## Crashes, hangs, kills and resumed runs, with real process
 	@$(BIN)/pytest -n auto --dist loadgroup -m slow $(ARGS)
 
 .PHONY: check-exhaustive
-check-exhaustive: $(READY) ## Every strategy in every layout, dtype and kind of scales (half an hour)
+check-exhaustive: $(READY) ## Every strategy in every layout, dtype and kind of scales; takes long
 	@$(BIN)/kvbench check --exhaustive $(ARGS)
 
 .PHONY: bench-regress

@@ -117,6 +117,18 @@ class Workload:
         """Rows of the slot mapping: tokens, and the padding that the case wants mapped."""
         return sum(self.lengths) + self.case.mapped_padding
 
+    def stored_slots(self) -> tuple[torch.Tensor, torch.Tensor | slice]:
+        """The slots of the tokens that have one, on the device, and the rows of K and V they take.
+
+        What plain indexing needs, which can't skip a row: -1 would be the pool's last slot.
+        """
+        slots = self.slot_mapping()
+        rows = pool.stored_rows(slots)
+        mapping = torch.from_numpy(slots[rows]).to(self.device)
+        if len(rows) == 0 or rows[-1] == len(rows) - 1:
+            return mapping, slice(len(rows))  # padding at the end, if any
+        return mapping, torch.from_numpy(rows).to(self.device)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that hold this workload's data, each byte of it in one of them."""
         named = {"key": self.key, "value": self.value}

@@ -97,7 +97,7 @@ def test_make_test_checks_before_it_tests_and_rewrites_nothing(checkout):
     done = make(checkout, "test", "ARGS=-k store")
     assert done.returncode == 0, done.stderr
     commands = called(checkout)
-    assert commands[-1] == "pytest -n auto -m not slow -k store"
+    assert commands[-1] == "pytest -n auto --dist worksteal -m not slow -k store"
     assert [line.split()[0] for line in commands[:-1]] == [
         "ruff",
         "ruff",

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 
 from kvbench.cases import Case
-from kvbench.pool import flat_slots_view, no_flat_slots, stored_rows
+from kvbench.pool import flat_slots_view, no_flat_slots
 from kvbench.quantisation import Index, stores
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
@@ -30,12 +30,8 @@ class WriteIndexPut(Strategy):
 
     def prepare(self, workload: Workload) -> tuple[tuple[torch.Tensor], Index]:
         """The slots of the batch on the device, and the rows that go there."""
-        slots = workload.slot_mapping()
-        rows = stored_rows(slots)
-        mapping = torch.from_numpy(slots[rows]).to(workload.device)
-        if len(rows) == 0 or rows[-1] == len(rows) - 1:
-            return (mapping,), slice(len(rows))  # padding at the end, if any
-        return (mapping,), torch.from_numpy(rows).to(workload.device)
+        slots, rows = workload.stored_slots()
+        return (slots,), rows
 
     def run(self, workload: Workload, prepared: tuple[tuple[torch.Tensor], Index]) -> None:
         """Store every token's K and V with flat_pool.index_put_((slots,), rows)."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 
 from kvbench.cases import Case
-from kvbench.pool import flat_slots_view, no_flat_slots, stored_rows
+from kvbench.pool import flat_slots_view, no_flat_slots
 from kvbench.quantisation import Index, as_integers, stores
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
@@ -35,12 +35,7 @@ class WriteScatter(Strategy):
 
     def prepare(self, workload: Workload) -> tuple[torch.Tensor, Index]:
         """The slots of the batch on the device, and the rows that go there."""
-        slots = workload.slot_mapping()
-        rows = stored_rows(slots)
-        mapping = torch.from_numpy(slots[rows]).to(workload.device)
-        if len(rows) == 0 or rows[-1] == len(rows) - 1:
-            return mapping, slice(len(rows))  # padding at the end, if any
-        return mapping, torch.from_numpy(rows).to(workload.device)
+        return workload.stored_slots()
 
     def run(self, workload: Workload, prepared: tuple[torch.Tensor, Index]) -> None:
         """Store every token's K and V with flat_pool.scatter_(0, slots, rows)."""
