@@ -27,18 +27,14 @@ from kvbench.strategies.base import Strategy
 from kvbench.sweep import measure
 from kvbench.sweep.measure import Bench, DeviceLostError, measure_case
 from kvbench.sweep.runner import Plan, run_sweep
-from kvbench.sweep.worker import Worker
 from kvbench.timing.clocks import Floor, WallClock
 from kvbench.timing.rounds import StoppingRule
 
 # Runs are shared between tests: xdist is to give them all to one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("worker")]
 
-HANG_S = 8.0
+HANG_S = 20.0
 """What a strategy's step may take here."""
-START_S = 120.0
-"""What a worker may take to start. The limit counts that as a step, and on a busy machine it takes
-longer than a test should wait for a strategy that hangs."""
 
 COMMON = '''
 import ctypes
@@ -310,7 +306,7 @@ def loaded(path: Path, text: str) -> Iterator[list[Strategy]]:
 
 def kill_once_named(path: Path) -> None:
     """Kill the child of this process whose id appears in a file."""
-    for _ in range(2400):
+    for _ in range(12_000):
         with suppress(FileNotFoundError):
             pid = int(path.read_text())
             if psutil.Process(pid).ppid() == os.getpid():
@@ -349,6 +345,7 @@ class Sweep:
             lambda case, _: self.told.append(case),
             isolate=True,
             resume=resume,
+            hang_s=HANG_S,
         )
         return load(self.scratch / "run")
 
@@ -364,12 +361,6 @@ def sweep(tmp_path_factory) -> Iterator[Sweep]:
         patch.syspath_prepend(scratch)  # a spawned process has its parent's path
         # What is committed between the sessions makes no other machine of this one.
         patch.setenv("GIT_DIR", str(scratch / "no-repository"))
-        patch.setattr(
-            Worker,
-            "_hang_s",
-            property(lambda self: START_S if self._turn() is None else HANG_S, lambda *_: None),
-            raising=False,
-        )
         pickled = importlib.import_module("kvbench_pickled").Pickled(NOTE)
         builtin = registry.select(["*.slot_mapping"])
         yield Sweep(scratch, [*builtin, *strategies, pickled])
