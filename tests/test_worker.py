@@ -50,6 +50,7 @@ import torch
 from kvbench.pool import flat_slots_view, slot_mapping
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
+from kvbench import buffers
 from kvbench.sweep import measure, worker
 from kvbench.timing import bandwidth
 
@@ -250,7 +251,7 @@ def ends(case, device):
 
 
 if IN_WORKER:
-    measure.build = ends
+    buffers.build = ends
 """
 
 ENDED = {
