@@ -129,6 +129,13 @@ class Workload:
             return mapping, slice(len(rows))  # padding at the end, if any
         return mapping, torch.from_numpy(rows).to(self.device)
 
+    def given_or_new_outputs(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a read writes K and V into, [tokens, *slot]; new ones have undefined contents."""
+        return self.outputs or (
+            self.key.new_empty((tokens, *self.key.shape[1:])),
+            self.value.new_empty((tokens, *self.value.shape[1:])),
+        )
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that hold this workload's data, each byte of it in one of them."""
         named = {"key": self.key, "value": self.value}

@@ -34,24 +34,16 @@ class ReadCompile(Strategy):
         slots = torch.from_numpy(workload.slot_mapping()).to(workload.device)
         if len(slots):
             load = compiled.load_into if workload.key_scale is None else compiled.load_codes_into
-            load.ready(*self._operands(workload, slots, self._outputs(workload, len(slots))))
+            load.ready(*self._operands(workload, slots, workload.given_or_new_outputs(len(slots))))
         return slots
 
     def run(self, workload: Workload, prepared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V."""
-        outputs = self._outputs(workload, len(prepared))
+        outputs = workload.given_or_new_outputs(len(prepared))
         if len(prepared):
             load = compiled.load_into if workload.key_scale is None else compiled.load_codes_into
             load(*self._operands(workload, prepared, outputs))
         return outputs
-
-    @staticmethod
-    def _outputs(workload: Workload, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        w = workload
-        return w.outputs or (
-            w.key.new_empty((tokens, *w.key.shape[1:])),
-            w.value.new_empty((tokens, *w.value.shape[1:])),
-        )
 
     @staticmethod
     def _operands(

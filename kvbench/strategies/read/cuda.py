@@ -28,20 +28,12 @@ class ReadCuda(Strategy):
         """The slot mapping of the batch, [tokens], on the device, and the launch that it is for."""
         w = workload
         slots = torch.from_numpy(w.slot_mapping()).to(w.device)
-        key, value = _outputs(w)  # for what they are like: each call has its own
+        # For what they are like: each call has its own.
+        key, value = w.given_or_new_outputs(sum(w.lengths))
         return move.plan_move("gather_kv", key, value, w.key_pool, w.value_pool, slots)
 
     def run(self, workload: Workload, prepared: Plan) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V."""
-        key, value = _outputs(workload)
+        key, value = workload.given_or_new_outputs(sum(workload.lengths))
         prepared.run(key, value, workload.key_pool, workload.value_pool)
         return key, value
-
-
-def _outputs(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those that are given, or new ones, their contents undefined: [tokens, *slot]."""
-    w, tokens = workload, sum(workload.lengths)
-    return w.outputs or (
-        w.key.new_empty((tokens, *w.key.shape[1:])),
-        w.value.new_empty((tokens, *w.value.shape[1:])),
-    )

@@ -41,11 +41,8 @@ class ReadStreams(Strategy):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather K on the current stream, V on another, and join them."""
         slots, side = prepared
-        if workload.outputs is None:  # on the current stream, which they are used on later
-            key = workload.key.new_empty((len(slots), *workload.key.shape[1:]))
-            value = workload.value.new_empty((len(slots), *workload.value.shape[1:]))
-        else:
-            key, value = workload.outputs
+        # New ones belong to the current stream, which they are used on later.
+        key, value = workload.given_or_new_outputs(len(slots))
         with side.beside():
             torch.index_select(flat_slots_view(workload.value_pool), 0, slots, out=value)
         torch.index_select(flat_slots_view(workload.key_pool), 0, slots, out=key)

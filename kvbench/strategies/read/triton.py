@@ -38,7 +38,8 @@ class ReadTriton(Strategy):
         """
         w = workload
         slots = torch.from_numpy(w.slot_mapping()).to(w.device)
-        key, value = _outputs(w)  # for what they are like: each call has its own
+        # For what they are like: each call has its own.
+        key, value = w.given_or_new_outputs(sum(w.lengths))
         if w.key_scale is None or w.value_scale is None:
             from kvbench.kernels.gather import plan_gather  # noqa: PLC0415 - needs Triton
 
@@ -60,18 +61,9 @@ class ReadTriton(Strategy):
     def run(self, workload: Workload, prepared: "Plan") -> tuple[torch.Tensor, torch.Tensor]:
         """Gather every sequence's K and V."""
         w = workload
-        key, value = _outputs(w)
+        key, value = w.given_or_new_outputs(sum(w.lengths))
         if w.key_scale is None or w.value_scale is None:
             prepared.run(key, value, w.key_pool, w.value_pool)
         else:
             prepared.run(key, value, w.key_pool, w.value_pool, w.key_scale, w.value_scale)
         return key, value
-
-
-def _outputs(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those that are given, or new ones, their contents undefined: [tokens, *slot]."""
-    w, tokens = workload, sum(workload.lengths)
-    return w.outputs or (
-        w.key.new_empty((tokens, *w.key.shape[1:])),
-        w.value.new_empty((tokens, *w.value.shape[1:])),
-    )

@@ -6,7 +6,7 @@ import torch
 
 from kvbench.cases import Case
 from kvbench.kernels import compiled
-from kvbench.pool import flat_slots_view, no_flat_slots, stored_rows
+from kvbench.pool import flat_slots_view, no_flat_slots
 from kvbench.quantisation import as_integers
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
@@ -32,12 +32,8 @@ class WriteCompile(Strategy):
 
     def prepare(self, workload: Workload) -> Prepared:
         """The slots of the batch on the device, and the rows that go there if not the first."""
-        slots = workload.slot_mapping()
-        stored = stored_rows(slots)
-        mapping = torch.from_numpy(slots[stored]).to(workload.device)
-        rows = None
-        if len(stored) and stored[-1] != len(stored) - 1:  # not only the padding at the end
-            rows = torch.from_numpy(stored).to(workload.device)
+        mapping, kept = workload.stored_slots()
+        rows = None if isinstance(kept, slice) else kept  # the first, but for padding at the end
         if len(mapping):
             self._store(workload).ready(*self._operands(workload, (mapping, rows)))
         return mapping, rows

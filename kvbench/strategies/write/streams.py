@@ -6,12 +6,13 @@ import torch
 
 from kvbench.cases import Case
 from kvbench.kernels.streams import NO_STREAMS, Side
-from kvbench.pool import flat_slots_view, no_flat_slots, stored_rows
+from kvbench.pool import flat_slots_view, no_flat_slots
+from kvbench.quantisation import Index
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
 
-Prepared = tuple[torch.Tensor, torch.Tensor | None, Side]
+Prepared = tuple[torch.Tensor, Index, Side]
 
 
 @register
@@ -34,20 +35,13 @@ class WriteStreams(Strategy):
         return no_flat_slots(case)
 
     def prepare(self, workload: Workload) -> Prepared:
-        """The slots on the device, the rows that go there unless it is all, and the stream."""
-        slots = workload.slot_mapping()
-        rows = stored_rows(slots)
-        mapping = torch.from_numpy(slots[rows]).to(workload.device)
-        side = Side(workload.value_pool)
-        if len(rows) == len(workload.key):
-            return mapping, None, side
-        return mapping, torch.from_numpy(rows).to(workload.device), side
+        """The slots on the device, the rows that go there, and the stream."""
+        return *workload.stored_slots(), Side(workload.value_pool)
 
     def run(self, workload: Workload, prepared: Prepared) -> None:
         """Store K on the current stream, V on another, and join them."""
         slots, rows, side = prepared
-        key = workload.key if rows is None else workload.key[rows]
-        value = workload.value if rows is None else workload.value[rows]
+        key, value = workload.key[rows], workload.value[rows]
         with side.beside():
             flat_slots_view(workload.value_pool)[slots] = value
         flat_slots_view(workload.key_pool)[slots] = key
