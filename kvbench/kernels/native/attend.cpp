@@ -53,7 +53,6 @@ struct Plan {
 
 namespace {
 
-constexpr Int kLine = 64;
 constexpr Int kMostTokens = 64;  // of a chunk
 constexpr Int kElementBytes[] = {4, 2, 2};
 
@@ -413,26 +412,25 @@ class Share {
     return vectors && (plan_.row_format == 0 || rows <= kLanes / 2);
   }
 
-  static void prefetch(const char* from, Int bytes) {
-    for (Int line = 0; line < bytes; line += kLine) __builtin_prefetch(from + line, 0, 2);
-  }
-
   // One of as many parts of the next chunk as its item has heads, in the order of memory.
-  void prefetch_part(const Side& side, const char* const* rows, const Chunk& next, Int part) {
-    const Item& item = plan_.items[next.item];
-    if (part >= item.heads) return;
+  Ahead part_of(const Side& side, const char* const* rows, const Chunk* next, Int part) const {
+    Ahead ahead;
+    if (next == nullptr) return ahead;
+    const Item& item = plan_.items[next->item];
     const Int element = plan_.code_format < 0 ? kElementBytes[plan_.row_format] : 1;
-    if (side.packs != 1 || side.element != element) return;
+    if (part >= item.heads || side.packs != 1 || side.element != element) return ahead;
+    ahead.rows = rows;
     if (side.head < side.slot) {
-      const Int last = next.tokens * (part + 1) / item.heads;
-      for (Int t = next.tokens * part / item.heads; t < last; ++t) {
-        prefetch(rows[t] + item.head * side.head, item.heads * side.head);
-      }
+      ahead.offset = item.head * side.head;
+      ahead.bytes = item.heads * side.head;
+      ahead.row = next->tokens * part / item.heads;
+      ahead.last = next->tokens * (part + 1) / item.heads;
     } else {
-      for (Int t = 0; t < next.tokens; ++t) {
-        prefetch(rows[t] + (item.head + part) * side.head, side.pack * element);
-      }
+      ahead.offset = (item.head + part) * side.head;
+      ahead.bytes = side.pack * element;
+      ahead.last = next->tokens;
     }
+    return ahead;
   }
 
   // The positions that a token of an item sees.
@@ -468,7 +466,7 @@ class Share {
       const Int head = item.head + part;
       const State state = size.at(state_, part);
       const float* queries = memory_.queries + part * size.rows * sizes_.key_width;
-      if (next != nullptr) prefetch_part(plan_.key, next->key, *next, part);
+      Ahead ahead = part_of(plan_.key, next != nullptr ? next->key : nullptr, next, part);
       Rows keys = rows_of(plan_.key, chunk.key, chunk.key_scale, chunk.tokens, head,
                           plan_.latent ? 0 : sizes_.key_width, key_direct, key_rows_, 0);
       if (plan_.latent) {
@@ -486,7 +484,7 @@ class Share {
         } else {
           with_format(keys.format, [&](auto format) {
             scores_by_element<decltype(format), kRows>(own, keys.rows, keys.offset, tokens,
-                                                       sizes_.key_width, scores);
+                                                       sizes_.key_width, scores, ahead);
           });
         }
         Seen& seen = state.seen[number];
@@ -497,7 +495,7 @@ class Share {
           weigh<kRows>(scores, tokens, plan_.soft_cap, &sight, seen, shrink_of(row));
         }
       });
-      if (next != nullptr) prefetch_part(plan_.value, next->value, *next, part);
+      ahead = part_of(plan_.value, next != nullptr ? next->value : nullptr, next, part);
       Rows values = {value_rows_, 0, 0};
       if (!plan_.latent) {
         values = rows_of(plan_.value, chunk.value, chunk.value_scale, chunk.tokens, head,
@@ -509,7 +507,7 @@ class Share {
           add_values<decltype(format), kRows>(memory_.scores + row * kMostTokens, values.rows,
                                               values.offset, chunk.tokens, shrink_of(row),
                                               sizes_.value_width,
-                                              state.sums + row * sizes_.value_width);
+                                              state.sums + row * sizes_.value_width, ahead);
         });
       });
     }

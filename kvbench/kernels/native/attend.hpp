@@ -13,15 +13,35 @@ namespace kvbench {
 
 // Tokens that one step of the scores takes at most.
 constexpr int kStep = 16;
+constexpr Int kLine = 64;
+
+// Lines of memory that are asked for while others are at work, a few at a time: many at once would
+// make all wait.
+struct Ahead {
+  const char* const* rows = nullptr;  // pieces of memory, of so many bytes each
+  Int offset = 0, bytes = 0, row = 0, last = 0, line = 0;
+
+  Int lines() const { return (last - row) * ((bytes + kLine - 1) / kLine); }
+
+  void ask(Int lines) {
+    for (; lines > 0 && row < last; --lines) {
+      __builtin_prefetch(rows[row] + offset + line, 0, 2);
+      line += kLine;
+      if (line >= bytes) line = 0, ++row;
+    }
+  }
+};
 
 // Scores of rows [kRows][dims]: lanes are elements, whose products are summed up at the end, for as
 // many pairs of a row and a token at once as there are lanes.
 template <typename Format, int kRows>
 void scores_by_element(const float* rows, const char* const* keys, Int offset, Int tokens, Int dims,
-                       float* scores) {
+                       float* scores, Ahead& ahead) {
   constexpr int kTokens = kLanes / kRows;
   constexpr Int kBytes = sizeof(typename Format::Bits);
+  const Int lines = ahead.lines() * kTokens / tokens + 1;
   for (Int token = 0; token < tokens; token += kTokens) {
+    ahead.ask(lines);
     Lanes sums[kLanes] = {};
     const char* at[kTokens];
     for (int t = 0; t < kTokens; ++t) at[t] = keys[token + t] + offset;
@@ -118,7 +138,7 @@ void weigh(float* scores, Int tokens, float soft_cap, const Sight* sight, Seen& 
 // kVectors of the sums of V of kRows rows out of tiles of kTile.
 template <typename Format, int kTile, int kRows, int kVectors>
 void add_vectors(const float* weights, const char* const* values, Int offset, Int tokens,
-                 const float* shrink, Int dims, float* sums) {
+                 const float* shrink, Int dims, float* sums, Ahead& ahead, Int lines) {
   Lanes sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
@@ -126,6 +146,7 @@ void add_vectors(const float* weights, const char* const* values, Int offset, In
     }
   }
   for (Int token = 0; token < tokens; ++token) {
+    ahead.ask(lines);
     const char* at = values[token] + offset;
     Lanes value[kVectors];
     for (int v = 0; v < kVectors; ++v) {
@@ -144,20 +165,23 @@ void add_vectors(const float* weights, const char* const* values, Int offset, In
 // Sums of V by weight, [kTile][dims], of the tokens' V added to what there is.
 template <typename Format, int kTile>
 void add_values(const float* weights, const char* const* values, Int offset, Int tokens,
-                const float* shrink, Int dims, float* sums) {
+                const float* shrink, Int dims, float* sums, Ahead& ahead) {
   constexpr int kRows = kTile < 4 ? kTile : 4, kVectors = kSums / 4;
   constexpr Int kBytes = sizeof(typename Format::Bits);
+  const Int times = tokens * (kTile / kRows) * (dims / (kVectors * kLanes));
+  const Int lines = times > 0 ? ahead.lines() / times + 1 : 0;
   Int d = 0;
   for (; d + kVectors * kLanes <= dims; d += kVectors * kLanes) {
     for (int r = 0; r < kTile; r += kRows) {
       add_vectors<Format, kTile, kRows, kVectors>(weights + r, values, offset + d * kBytes, tokens,
-                                                  shrink + r, dims, sums + r * dims + d);
+                                                  shrink + r, dims, sums + r * dims + d, ahead,
+                                                  lines);
     }
   }
   for (; d < dims; d += kLanes) {
     for (int r = 0; r < kTile; r += kRows) {
       add_vectors<Format, kTile, kRows, 1>(weights + r, values, offset + d * kBytes, tokens,
-                                           shrink + r, dims, sums + r * dims + d);
+                                           shrink + r, dims, sums + r * dims + d, ahead, 0);
     }
   }
 }

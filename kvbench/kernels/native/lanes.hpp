@@ -61,9 +61,15 @@ inline Lanes load_as_floats<Fp32>(const char* at) {
 
 template <>
 inline Lanes load_as_floats<Bf16>(const char* at) {
+#if defined(__AVX512F__)
+  __m256i bits;
+  std::memcpy(&bits, at, sizeof bits);
+  return reinterpret_cast<Lanes>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+#else
   Bits16 bits;
   std::memcpy(&bits, at, sizeof bits);
   return reinterpret_cast<Lanes>(__builtin_convertvector(bits, Bits32) << 16);
+#endif
 }
 
 template <>
