@@ -318,7 +318,7 @@ def _check_tables(
     sequences = len(lengths)
     for name, actual, expected in (
         ("lengths' dtype", lengths.dtype, torch.int64),
-        ("lengths' strides", lengths.stride(), (1,)),
+        ("whether lengths are contiguous", lengths.is_contiguous(), True),
         ("block_table's sequences", len(block_table), sequences),
         ("query's tokens", len(query), sequences * query_len),
     ):
