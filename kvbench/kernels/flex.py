@@ -106,8 +106,10 @@ def unsupported(device: torch.device) -> str | None:
     return compiled.unsupported(device)
 
 
-def no_tiles(block_size: int, contexts: Sequence[int], device: torch.device) -> str | None:
-    """None if there is a tile for such contexts, else why not."""
+def no_tiles(
+    block_size: int, contexts: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """None if there is a tile for such contexts and K and V of such a dtype, else why not."""
     tile = tile_of(block_size, contexts, device)
     if tile < min(block_size, _LEAST_TILE):
         return (
@@ -116,7 +118,14 @@ def no_tiles(block_size: int, contexts: Sequence[int], device: torch.device) -> 
         )
     if device.type != "cpu" and tile < _LEAST_TILE:
         return f"blocks of {block_size} slots: flex_attention's tiles have {_LEAST_TILE} or more"
+    if tile % 2 and dtype.itemsize == 2 and _packs_pairs(device):
+        return f"tiles of {tile} slots: with AMX, flex_attention mixes up V of odd ones"
     return None
+
+
+def _packs_pairs(device: torch.device) -> bool:
+    """Whether K and V of 16 bits are packed in pairs of slots, all of the pool in every call."""
+    return device.type == "cpu" and bool(torch.cpu._is_amx_tile_supported())  # noqa: SLF001
 
 
 def no_heads(dims: Sequence[int], device: torch.device) -> str | None:
@@ -312,8 +321,8 @@ def _rows(query: torch.Tensor, batch: int, query_len: int, kv_heads: int) -> tor
     if _heads_outermost(query):
         query = query.contiguous()
     if query_len == 1:
-        return query.unflatten(1, (kv_heads, -1))
-    return query.unflatten(0, (batch, query_len)).transpose(1, 2)
+        return query.view(batch, kv_heads, -1, query.shape[2])
+    return query.view(batch, query_len, *query.shape[1:]).transpose(1, 2)
 
 
 def _heads_outermost(query: torch.Tensor) -> bool:
@@ -386,7 +395,7 @@ def _function(
     planned: Plan, rows: torch.Tensor, keys: torch.Tensor, scale: float, soft_cap: float
 ) -> Callable[..., torch.Tensor]:
     on_cpu = rows.device.type == "cpu"
-    options: tuple[tuple[str, int | bool], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
     if not on_cpu:
         most = 32 if rows.dtype is torch.float32 else 64  # slots that a program loads at a time
         options = (("BLOCK_N", min(planned.tile, most)),)
@@ -404,7 +413,7 @@ def _compile(
     apart: bool,  # noqa: FBT001 - whether queries stand one after the other, or all in one place
     scale: float,
     soft_cap: float,
-    options: tuple[tuple[str, int | bool], ...],
+    options: tuple[tuple[str, Any], ...],
     threads: int,
 ) -> Callable[..., torch.Tensor]:
     """The compiled function; what it finds here is fixed in its code."""
@@ -414,10 +423,9 @@ def _compile(
     )
 
     compiled.configure()
+    kernel_options: Any = dict(options) or None
 
-    def cap(
-        score: torch.Tensor, *_: torch.Tensor
-    ) -> torch.Tensor:
+    def cap(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return soft_cap * torch.tanh(score / soft_cap)
 
     def over_tiles(
@@ -458,9 +466,9 @@ def _compile(
             block_mask=mask,
             scale=scale,
             enable_gqa=query.size(1) != key.size(1),
-            kernel_options=dict(options) or None,
+            kernel_options=kernel_options,
         )
 
     # The threads of a CPU are fixed in the code, so they are part of what it is kept under.
-    settings = {"cpp.threads": threads} if threads else {}
+    settings: dict[str, Any] = {"cpp.threads": threads} if threads else {}
     return torch.compile(over_tiles, fullgraph=True, dynamic=False, options=settings)

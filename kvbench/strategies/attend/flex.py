@@ -8,12 +8,12 @@ from kvbench.cases import Case
 from kvbench.kernels import flex
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
-from kvbench.workload import Workload, resident_tables
+from kvbench.workload import TORCH_DTYPES, Workload, resident_tables
 
 
 @register
 class AttendFlex(Strategy):
-    """One compiled kernel that is told which blocks of the pool each sequence sees, and copies none.
+    """One compiled kernel that is told which blocks of the pool each sequence sees; none is copied.
 
     `prepare` makes the lists of blocks on the device; the first that needs it compiles the kernel,
     for all sizes: see `kernels.flex`.
@@ -31,7 +31,7 @@ class AttendFlex(Strategy):
             return f"layout {case.layout}: its slots don't lie on one axis, block after block"
         return (
             flex.no_heads((case.head_dim, case.value_head_dim), device)
-            or flex.no_tiles(case.block_size, case.sequences()[1], device)
+            or flex.no_tiles(case.block_size, case.sequences()[1], TORCH_DTYPES[case.dtype], device)
             or flex.unsupported(device)
         )
 
@@ -52,9 +52,7 @@ class AttendFlex(Strategy):
             window=case.sliding_window,
         )
         if len(w.query) and len(w.key_pool):
-            flex.ready(
-                planned, w.query, *pools, scale=case.softmax_scale, soft_cap=case.soft_cap
-            )
+            flex.ready(planned, w.query, *pools, scale=case.softmax_scale, soft_cap=case.soft_cap)
         return planned
 
     def run(self, workload: Workload, prepared: flex.Plan) -> torch.Tensor:
