@@ -265,8 +265,11 @@ def ready(
     function = _function(planned, *operands[:2], scale, soft_cap)
     sizes = _sizes(planned, *operands[:2])
     rows, keys, values = operands
-    fixed = rows.shape[3], rows.stride(), keys.shape[1], keys.stride(), values.shape[3]
-    kind = function, sizes, fixed, values.stride()
+    # Of many queries the stride from a sequence to the next is theirs, and no more fixed than they.
+    strides = rows.stride()[min(planned.query_len, 2) - 1 :]
+    heads = *query.shape[1:], keys.shape[1], values.shape[3]
+    operand = heads, strides, keys.stride(), values.stride(), query.dtype, query.device
+    kind = function, sizes, *operand
     if kind not in _ready:
         with compiled.quiet():
             function(*_stand_ins(planned, sizes, query, *operands[1:]))
