@@ -130,7 +130,7 @@ def _draw(panel: Panel, rows: pd.DataFrame, others: Sequence[str]) -> None:
         share = float(reference["share"])
         panel.bar(left, 100 * share, width, color=_GATHER_COLOUR)
         panel.bar(left, 100 * (1 - share), width, bottom=100 * share, color=_ATTENTION_COLOUR)
-        _number(panel, left, 100 * share, "white")
+        _number(panel, left, 100 * share)
         labels.append(f"{context:,}\n{format_seconds(reference['median_s'])}")
         for number, name in enumerate(others, 1):
             if name not in here.index:
@@ -139,13 +139,14 @@ def _draw(panel: Panel, rows: pd.DataFrame, others: Sequence[str]) -> None:
             middle, low, high = (100 * float(own[f"ratio{end}"]) for end in ("", "_low", "_high"))
             panel.bar(x, middle, width, color=colour(name))
             panel.errorbar(x, middle, [[middle - low], [high - middle]], color="#808080", lw=0.8)
-            _number(panel, x, middle, "#202020")
+            _number(panel, x, middle)
     panel.set_xticks(range(len(contexts)), labels)
     panel.grid(visible=False, axis="x")
+    panel.set_axisbelow(True)
 
 
-def _number(panel: Panel, x: float, height: float, above: str) -> None:
-    """Write a bar's height into it, or above it in another colour where it is low."""
+def _number(panel: Panel, x: float, height: float) -> None:
+    """Write a bar's height into it, or above it where it is low."""
     inside = height >= _ROOM
     panel.text(
         x,
@@ -154,5 +155,5 @@ def _number(panel: Panel, x: float, height: float, above: str) -> None:
         ha="center",
         va="center" if inside else "bottom",
         fontsize=7.5,
-        color="white" if inside else above,
+        color="white" if inside else "#202020",
     )
