@@ -235,10 +235,12 @@ class _Sizes(NamedTuple):
     """Of queries: see `_ONE_ROW`."""
     slots: int
     batch_changes: bool
+    queries_change: bool
 
 
-_MANY_SEQUENCES, _FEW_QUERIES, _MANY_QUERIES, _MANY_ROWS, _TILES = 3, 5, _ONE_ROW + 3, 2, 10
-"""No two alike, since PyTorch would take those for one, nor 1, which it takes for fixed."""
+_MANY_SEQUENCES, _FEW_QUERIES, _MANY_QUERIES, _TILES = 3, 5, _ONE_ROW + 3, 10
+"""No two alike, since PyTorch would take those for one, nor 1, which it takes for fixed, nor 2, the
+rows of many queries."""
 
 _ready: set[tuple[Any, ...]] = set()
 
@@ -262,7 +264,7 @@ def ready(
     if any(hasattr(tensor, "fake_mode") for tensor in (query, key, value)):
         raise TypeError("torch.compile with fake tensors: expected real ones")
     operands = _operands(planned, query, key, value)
-    function = _function(planned, *operands[:2], scale, soft_cap)
+    function = _function(planned, operands[0], scale, soft_cap)
     sizes = _sizes(planned, *operands[:2])
     rows, keys, values = operands
     # Of many queries the stride from a sequence to the next is theirs, and no more fixed than they.
@@ -301,7 +303,7 @@ def attend(
     if not len(query) or not len(key):
         return query.new_zeros(shape)  # no kernel is made for nothing
     operands = _operands(planned, query, key, value)
-    function = _function(planned, *operands[:2], scale, soft_cap)
+    function = _function(planned, operands[0], scale, soft_cap)
     output: torch.Tensor = function(*operands, *planned.tensors())
     if planned.query_len > 1:
         output = output.transpose(1, 2)
@@ -343,18 +345,18 @@ def _slots(pool: torch.Tensor, stride: int) -> torch.Tensor:
 
 def _sizes(planned: Plan, rows: torch.Tensor, keys: torch.Tensor) -> _Sizes:
     batch, query_len = len(planned.firsts), planned.query_len
-    # On a GPU few queries have a kernel of their own, which shares out a fixed batch.
-    batch_changes = batch > 1 and (rows.device.type == "cpu" or rows.shape[2] >= _ONE_ROW)
-    if query_len > _ONE_ROW:
-        query_len = _MANY_QUERIES
-    elif 1 < query_len < _ONE_ROW:
-        query_len = _FEW_QUERIES
+    # On a GPU decode has a kernel of its own, which shares out a fixed batch.
+    batch_changes = batch > 1 and (rows.device.type == "cpu" or query_len > 1)
+    queries_change = query_len not in {1, _ONE_ROW}
+    if queries_change:
+        query_len = _FEW_QUERIES if query_len < _ONE_ROW else _MANY_QUERIES
     return _Sizes(
         batch=_MANY_SEQUENCES if batch_changes else batch,
         query_len=query_len,
-        rows=min(planned.partial.shape[2], _MANY_ROWS),
+        rows=-(-query_len // _ONE_ROW) if queries_change else planned.partial.shape[2],
         slots=_TILES * planned.tile if keys.shape[2] > 1 else 1,
         batch_changes=batch_changes,
+        queries_change=queries_change,
     )
 
 
@@ -385,27 +387,32 @@ def _stand_ins(
         planned.firsts.new_zeros(batch),
         planned.window.clone(),
     ]
-    of_query = (0, 2) if query_len in {_FEW_QUERIES, _MANY_QUERIES} else (0,)
-    changing = (of_query, (2,), (2,), (0, 2), (0, 2, 3), (0, 2), (0, 2, 3), (0, 1), (0,), ())
+    batches = (0,) if sizes.batch_changes else ()
+    per_row = (*batches, 2) if sizes.queries_change else batches
+    of_lists = (*per_row, 3)
+    changing = (
+        *(per_row, (2,), (2,)),
+        *(per_row, of_lists, per_row, of_lists),
+        *((*batches, 1), batches, ()),
+    )
     for tensor, dims in zip(made, changing, strict=True):
         for dim in dims:
-            if tensor.shape[dim] > 1 and (dim or sizes.batch_changes):
+            if tensor.shape[dim] > 1:
                 dynamo.mark_dynamic(tensor, dim)
     return made
 
 
 def _function(
-    planned: Plan, rows: torch.Tensor, keys: torch.Tensor, scale: float, soft_cap: float
+    planned: Plan, rows: torch.Tensor, scale: float, soft_cap: float
 ) -> Callable[..., torch.Tensor]:
     on_cpu = rows.device.type == "cpu"
     options: tuple[tuple[str, Any], ...] = ()
     if not on_cpu:
         most = 32 if rows.dtype is torch.float32 else 64  # slots that a program loads at a time
-        options = (("BLOCK_N", min(planned.tile, most)),)
-        group = rows.shape[1] // keys.shape[1]
-        if group & (group - 1):
-            # The kernel for few queries takes powers of two.
-            options = (*options, ("FORCE_USE_FLEX_ATTENTION", True))
+        # The kernel for few queries shares out their number times that of a group's heads, which
+        # has to be fixed and a power of two: it is left to decode, where groups are queries.
+        apart = planned.query_len > 1
+        options = (("BLOCK_N", min(planned.tile, most)), ("FORCE_USE_FLEX_ATTENTION", apart))
     threads = torch.get_num_threads() if on_cpu else 0
     return _compile(planned.tile, planned.query_len > 1, scale, soft_cap, options, threads)
 
