@@ -91,7 +91,7 @@ class Plain(Strategy):
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
 
-    def run(self, workload: Workload, prepared: object) -> torch.Tensor:
+    def run(self, workload: Workload, prepared: object) -> torch.Tensor:  # noqa: ARG002
         none = workload.query.new_empty((0, *workload.query.shape[1:]))
         outputs = [self.sequence(workload, i) for i in range(len(workload.lengths))]
         return torch.cat([none, *(o.to(workload.dtype) for o in outputs)])
@@ -119,6 +119,19 @@ class Plain(Strategy):
             scores = scores.to(w.dtype).float()
         if case.soft_cap and fault != "no cap":
             scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
+        seen = self.seen(case, at, length)
+        weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+        if fault != "NaN where nothing is seen":
+            weights = weights.nan_to_num(0)
+        if fault == "one counted twice":
+            weights[..., len(at) // 2] *= 2
+        if fault == "weights in the dtype":
+            weights = weights.to(w.dtype).float()
+        return torch.einsum("thp,phd->thd", weights, value[:, kv_head])
+
+    def seen(self, case: Case, at: torch.Tensor, length: int) -> torch.Tensor:
+        """Which of the positions each query sees."""
+        fault, count = self.fault, case.query_len
         own = (torch.arange(count) + length - count)[:, None]
         seen = at <= own + {"sees one more": 1, "not itself": -1}.get(fault, 0)
         if fault == "aligned to the first":
@@ -127,18 +140,10 @@ class Plain(Strategy):
             wider = {"window too long": 1, "window too short": -1}.get(fault, 0)
             seen &= at > own - case.sliding_window - wider
         if fault == "first left out":
-            seen &= at > first
+            seen &= at > at[0]
         if fault == "one in the middle left out":
-            seen &= at != first + len(at) // 2
-        weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
-        if fault != "NaN where nothing is seen":
-            weights = weights.nan_to_num(0)
-        if fault == "one counted twice":
-            weights[..., len(at) // 2] *= 2
-        if fault == "weights in the dtype":
-            weights = weights.to(w.dtype).float()
-        output = torch.einsum("thp,phd->thd", weights, value[:, kv_head])
-        return output
+            seen &= at != at[len(at) // 2]
+        return seen
 
 
 RIGHT = Case(

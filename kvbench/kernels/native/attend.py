@@ -132,7 +132,9 @@ class Plan:
         queries = max(1, min(query_len, TILE_ROWS // group))
         head_floats = queries * group * (key_dim + value_dim)
         heads = max(1, min(num_kv_heads, STATE_FLOATS // head_floats))
-        self._items = _items(lengths.numpy(), query_len, queries, num_kv_heads, heads, sliding_window)
+        self._items = _items(
+            lengths.numpy(), query_len, queries, num_kv_heads, heads, sliding_window
+        )
         chunks, work = _deal_out(self._items)
         most_threads = torch.get_num_threads() if threads is None else threads
         work *= group * (key_dim + value_dim)
@@ -237,7 +239,7 @@ def _side(
     )
 
 
-def _items(  # noqa: PLR0913 - a kernel's plan in numbers
+def _items(
     lengths: npt.NDArray[np.int64],
     query_len: int,
     queries: int,

@@ -111,9 +111,7 @@ def _open(path: Path) -> Library:
 
 def _open_attention(path: Path) -> Attention:
     loaded = _loaded(path)
-    return Attention(
-        _function(loaded.kvbench_attend_plan, 1), _function(loaded.kvbench_attend, 7)
-    )
+    return Attention(_function(loaded.kvbench_attend_plan, 1), _function(loaded.kvbench_attend, 7))
 
 
 def _loaded(path: Path) -> ctypes.CDLL:

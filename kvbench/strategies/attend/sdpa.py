@@ -172,7 +172,7 @@ def _attend(
 def over(reading: Strategy) -> type[GatherSdpa]:
     """The attention over a read's copies, as a class of its own."""
     way = reading.name.partition(".")[2]
-    summary = f"{reading.name}, then scaled_dot_product_attention over the copies"
+    summary = f"{reading.name}, then torch's attention over the copies"
     fields = {"name": f"attend.sdpa_{way}", "reading": reading, "summary": summary}
     fields["__module__"] = __name__  # else that of ABCMeta
     return type(f"AttendSdpa_{way}", (GatherSdpa,), fields)
