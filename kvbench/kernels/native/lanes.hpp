@@ -64,7 +64,8 @@ inline Lanes load_as_floats<Bf16>(const char* at) {
 #if defined(__AVX512F__)
   __m256i bits;
   std::memcpy(&bits, at, sizeof bits);
-  return reinterpret_cast<Lanes>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  return reinterpret_cast<Lanes>(reinterpret_cast<Bits32>(_mm512_maskz_cvtepu16_epi32(0xffff, bits))
+                                 << 16);
 #else
   Bits16 bits;
   std::memcpy(&bits, at, sizeof bits);
@@ -96,10 +97,20 @@ inline Lanes load_as_floats<Fp16>(const char* at) {
 #endif
 }
 
+// Lanes of a and b by number, those of b following those of a.
+template <int... kNumbers>
+Lanes chosen(Lanes a, Lanes b) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, kNumbers...);
+#else
+  return __builtin_shuffle(a, b, Ints{kNumbers...});
+#endif
+}
+
 // Lane i has what was in lane i ^ kStep.
 template <int kStep, int... i>
 Lanes exchanged(Lanes x, std::integer_sequence<int, i...>) {
-  return __builtin_shufflevector(x, x, (i ^ kStep)...);
+  return chosen<(i ^ kStep)...>(x, x);
 }
 
 template <int kStep>
@@ -110,7 +121,7 @@ Lanes exchanged(Lanes x) {
 // Lanes of b where the bit kStep of their number is set, of a elsewhere.
 template <int kStep, int... i>
 Lanes mixed(Lanes a, Lanes b, std::integer_sequence<int, i...>) {
-  return __builtin_shufflevector(a, b, (i & kStep ? i + kLanes : i)...);
+  return chosen<(i & kStep ? i + kLanes : i)...>(a, b);
 }
 
 // Sums of two vectors' lanes kStep apart: those of b where the bit kStep is set, of a elsewhere.
