@@ -17,12 +17,13 @@ from kvbench import oracle
 from kvbench.analysis.statistics import Estimate, ratio_interval
 from kvbench.cases import Case
 from kvbench.devices import cpu_cache_bytes
+from kvbench.filling import fill
 from kvbench.report.tables import MISSING, Table
 from kvbench.strategies import registry
 from kvbench.timing.clocks import WallClock
 from kvbench.timing.rounds import Sampling, StoppingRule, sample_rounds
 from kvbench.units import format_bytes, format_seconds, significant
-from kvbench.workload import Workload, build, fill
+from kvbench.workload import Workload, build
 
 CPU = torch.device("cpu")
 TARGETS = {

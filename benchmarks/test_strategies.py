@@ -10,9 +10,10 @@ import torch
 from kvbench import devices, oracle
 from kvbench.axes import Axes
 from kvbench.cases import Case
+from kvbench.filling import fill
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
-from kvbench.workload import build, fill
+from kvbench.workload import build
 
 DEVICE = devices.resolve("auto")
 CASES = Axes.parse(["seq_len=1,128,2048"]).expand()

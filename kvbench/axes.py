@@ -192,6 +192,8 @@ class Axes:
             op, layout, cache_dtype = (str(fields[n]) for n in ("op", "layout", "cache_dtype"))
             for name in without_meaning(op, layout, cache_dtype):
                 fields[name] = DEFAULTS[name]
+            if op == "attend" and fields["kv_input"] == "sliced_v":
+                fields["kv_input"] = DEFAULTS["kv_input"]  # of V alone, which it is not given
             try:
                 cases[Case(**fields)] = None  # type: ignore[arg-type]
             except InputError as error:

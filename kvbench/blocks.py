@@ -3,6 +3,7 @@
 A block table is a Python list of physical block numbers, as an engine's scheduler holds it.
 """
 
+import itertools
 import random
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -104,29 +105,41 @@ def place_sequences(case: Case, starts: list[int], lengths: list[int]) -> Placem
     """The placement of given sequences, with the blocks, order and seed of `case`.
 
     Of the blocks that all sequences share there is one copy. Of the blocks that new tokens fall in,
-    the first `case.missing_blocks` have none.
+    the first `case.missing_blocks` have none; of an attend's contexts, the blocks that lie behind
+    the window of every query.
     """
     needed = [
         -(-(start + length) // case.block_size)
         for start, length in zip(starts, lengths, strict=True)
     ]
     heads = [min(count, case.shared_blocks) for count in needed]
-    # From the block of the first new token on, as far as the table goes.
+    firsts = [start // case.block_size for start in starts]
     gaps = [
-        min(case.missing_blocks, count - start // case.block_size) if length else 0
-        for count, start, length in zip(needed, starts, lengths, strict=True)
+        _missing(case, first, count, length)
+        for first, count, length in zip(firsts, needed, lengths, strict=True)
     ]
-    own = [count - head - gap for count, head, gap in zip(needed, heads, gaps, strict=True)]
-    supply, num_blocks = _supply(case, max(heads, default=0) + sum(own))
+    # What is its own: before the gap behind the shared head, and after both.
+    own = [
+        (max(first - head, 0), count - max(first + gap, head))
+        for first, count, head, gap in zip(firsts, needed, heads, gaps, strict=True)
+    ]
+    supply, num_blocks = _supply(case, max(heads, default=0) + sum(map(sum, own)))
     blocks = iter(supply)
     prefix = [next(blocks) for _ in range(max(heads, default=0))]
     tables = []
-    for start, head, count, gap in zip(starts, heads, own, gaps, strict=True):
-        table = prefix[:head] + [next(blocks) for _ in range(count)]
-        first = start // case.block_size
-        table[first:first] = [NO_BLOCK] * gap
+    for first, head, (before, after), gap in zip(firsts, heads, own, gaps, strict=True):
+        table = prefix[: min(head, first)] + list(itertools.islice(blocks, before))
+        table += [NO_BLOCK] * gap + prefix[first + gap : head]
+        table += itertools.islice(blocks, after)
         tables.append(table + [NO_BLOCK] * case.table_padding)
     return Placement(starts, lengths, tables, num_blocks)
+
+
+def _missing(case: Case, first: int, count: int, length: int) -> int:
+    """Blocks of a sequence that have none in the pool, from its logical block `first` on."""
+    if case.op == "attend":
+        return case.first_visible(length) // case.block_size
+    return min(case.missing_blocks, count - first) if length else 0
 
 
 def _supply(case: Case, total: int) -> tuple[Sequence[int], int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvbench.errors import InputError, unknown
 
-OPS = ("write", "read", "index")
+OPS = ("write", "read", "attend", "index")
 ONCE_A_STEP = ("index",)
 """Ops that a step does once, for all of its layers. What they prepare stays on the device from step
 to step, so that a step costs their run alone."""
@@ -20,9 +20,11 @@ _PLACING = frozenset(
     {
         *("start_pos", "lengths", "shared_blocks", "missing_blocks", "table_padding"),
         *("padding_slots", "block_order", "slot_dtype", "seed"),
+        *("sliding_window", "soft_cap", "query_pre_attn_scalar"),
     }
 )
-"""Fields that decide where tokens live, not which tensors there are."""
+"""Fields that decide where tokens live, or what is computed of them, not which tensors there are.
+"""
 
 LENGTHS = ("equal", "ragged", "holes")
 KV_INPUTS = ("contiguous", "fused_qkv", "sliced_v", "head_major")
@@ -55,13 +57,26 @@ class Case:
 
     op: str
     """"write" stores new tokens' K/V in the pool; "read" gathers cached tokens' K/V from it;
+    "attend" is the attention of the last tokens of each sequence over its context in the pool;
     "index" builds the slot mapping of new tokens, on the device, and moves no K/V."""
     seq_len: int
-    """Tokens written to, read from or mapped in each sequence (on average, if lengths differ)."""
+    """Tokens written to, read from, mapped or attended over in each sequence (on average, if
+    lengths differ): of an attend the context, from position 0 on."""
     batch: int = 1
     """Sequences handled by one call. 0 is an empty batch."""
     start_pos: int = 0
-    """Position of the first such token in the first sequence."""
+    """Position of the first such token in the first sequence. Not for an attend."""
+    query_len: int = 1
+    """Query tokens of each sequence, the last of its context, which holds their K and V already: 1
+    in decode, more in a prefill with a cached prefix. The one at position p sees the positions up
+    to p; one before position 0, where a context is shorter, sees none. Attend only."""
+    sliding_window: int = 0
+    """Positions that a query sees, its own the last of them; 0 is all. The blocks behind every
+    query's window have been freed: their table entry is -1. Attend only."""
+    soft_cap: int = 0
+    """c of c * tanh(score / c), as Gemma 2 bounds its scores; 0 leaves them alone. Attend only."""
+    query_pre_attn_scalar: int = 0
+    """A score is the dot product divided by this number's root; 0 is head_dim. Attend only."""
     lengths: str = "ragged"
     """"equal": every sequence starts at start_pos and has seq_len tokens. "ragged": the first
     starts at start_pos, the others up to two blocks later, and pairs of sequences trade tokens,
@@ -86,7 +101,8 @@ class Case:
     kv_input: str = "contiguous"
     """K and V are "contiguous", or slices of one "fused_qkv" projection, whose token stride is
     larger than a row, or V alone is one ("sliced_v": rotary embedding leaves a new K), or they are
-    "head_major", the heads outermost. Writing only."""
+    "head_major", the heads outermost. An attend's query is so, too, but never "sliced_v". Not for
+    reading."""
     output: str = "allocated"
     """Where a read's K and V go: into tensors that it makes anew in every call ("allocated"), or
     into those that the caller has, as an engine with a workspace does ("given"). Reading only."""
@@ -137,6 +153,11 @@ class Case:
                 raise InputError(
                     f"{name}={getattr(self, name)} with {why}: expected {DEFAULTS[name]}"
                 )
+        if self.op == "attend" and self.kv_input == "sliced_v":
+            raise InputError(
+                "kv_input=sliced_v with op=attend (it takes a query, no V): expected contiguous, "
+                "fused_qkv or head_major"
+            )
         self._check_layout()
         prefix = self.shared_blocks * self.block_size
         if self.op in OF_NEW_TOKENS and self.start_pos < prefix:
@@ -201,6 +222,31 @@ class Case:
         return self.rope_dim if self.layout == "MLA" else self.head_dim
 
     @property
+    def value_head_dim(self) -> int:
+        """Elements of one head of an attention's output. Over an MLA pool, where V is kv_c and a
+        query's head is as long as a whole row, they are fewer than the query's head_dim.
+        """
+        return self.key_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """What an attention multiplies dot products with."""
+        return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of an attention's queries and of its output together."""
+        elements = self.num_heads * (self.head_dim + self.value_head_dim)
+        return self.batch * self.query_len * elements * DTYPE_BYTES[self.dtype]
+
+    def first_visible(self, length: int) -> int:
+        """The first position of a context of that length which any of its queries sees."""
+        if not self.sliding_window:
+            return 0
+        first_query = max(length - self.query_len, 0)
+        return max(first_query - self.sliding_window + 1, 0)
+
+    @property
     def token_elements(self) -> int:
         """Elements of one token's K and V together."""
         return self.num_kv_heads * (self.key_dim + self.value_dim)
@@ -226,9 +272,18 @@ class Case:
         An index moves slots and table entries, of slot_dtype both: it writes a slot for every token
         and every row of padding in the mapping, and reads the entry of every block that a token
         falls in once. Starts and lengths, 16 bytes a sequence at most, are not counted.
+
+        An attend reads its queries and the slots that any of them sees, and writes its output.
         """
         if not self.has_pools:
             return _index_elements(self) * SLOT_BYTES[self.slot_dtype]
+        if self.op == "attend":
+            return self.query_bytes + self.moved()[1] * self.slot_bytes
+        return self.gathered_bytes
+
+    @property
+    def gathered_bytes(self) -> int:
+        """As `nbytes` of a read or a write; of an attend, those of a gather that it begins with."""
         rows, slots = self.moved()
         return rows * self.row_bytes + slots * self.slot_bytes
 
@@ -243,15 +298,28 @@ class Case:
         if not self.has_pools:
             mapping = (self.tokens + self.mapped_padding) * SLOT_BYTES[self.slot_dtype]
             return lists + mapping
+        if self.op == "attend":
+            return lists + self.query_bytes + self._least_context_bytes()
         own = max(blocks - self.shared_blocks - self.missing_blocks, 0)
         pools = self.batch * own * self.block_size * self.slot_bytes
         return pools + lists + (self.tokens + self.padding) * self.row_bytes
 
+    def _least_context_bytes(self) -> int:
+        """Bytes of the pools of an attend, at the very least."""
+        freed = self.first_visible(self.seq_len) // self.block_size
+        own = max(self.seq_len // self.block_size - freed - self.shared_blocks, 0)
+        # Of a pair of sequences that trade tokens, one alone may have a whole window.
+        whole = self.batch if self.lengths == "equal" else -(-self.batch // 2)
+        return (whole if freed else self.batch) * own * self.block_size * self.slot_bytes
+
     def moved(self) -> tuple[int, int]:
-        """Rows of K and V, and different slots of the pool, that one call moves."""
+        """Rows of K and V, and different slots of the pool, that one call moves.
+
+        Of an attend, the rows that a gather for it has to make.
+        """
         if not self.has_pools:
             return 0, 0
-        if not (self.shared_blocks or self.missing_blocks):
+        if not (self.shared_blocks or self.missing_blocks or self.sliding_window):
             return self.tokens, self.tokens
         return _moved(self)
 
@@ -263,7 +331,8 @@ class Case:
             return starts, lengths
         rng = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
         for i in range(1, self.batch):
-            starts[i] += rng.randint(0, 2 * self.block_size)
+            if self.op != "attend":  # a context begins at position 0
+                starts[i] += rng.randint(0, 2 * self.block_size)
         # Pairs trade tokens, so that the mean stays seq_len and bytes compare between cases.
         for i in range(0, self.batch - 1, 2):
             moved = (
@@ -307,6 +376,9 @@ def _moved(case: Case) -> tuple[int, int]:
             first = (start // case.block_size + case.missing_blocks) * case.block_size
             stored += max(start + length - max(start, first), 0) if case.missing_blocks else length
         return stored, stored
+    if case.op == "attend":
+        starts = [case.first_visible(length) for length in lengths]
+        lengths = [length - start for start, length in zip(starts, lengths, strict=True)]
     prefix = case.shared_blocks * case.block_size
     slots = covered = 0
     for start, length in sorted(zip(starts, lengths, strict=True)):
@@ -315,7 +387,7 @@ def _moved(case: Case) -> tuple[int, int]:
         # In order of their starts, so that what earlier sequences cover ends in one place.
         slots += max(shared_end - max(start, covered), 0)
         covered = max(covered, shared_end)
-    return case.tokens, slots
+    return sum(lengths), slots
 
 
 @functools.lru_cache(maxsize=4096)
@@ -336,8 +408,12 @@ def without_meaning(op: str, layout: str, cache_dtype: str) -> dict[str, str]:
         found |= dict.fromkeys(OF_POOLS, f"op={op} (no K or V is moved)")
     if op not in OF_NEW_TOKENS:
         found |= dict.fromkeys(NEW_TOKENS_ONLY, f"op={op} (its tokens are in the cache already)")
-    if op != "write":
-        found["kv_input"] = f"op={op} (only a write takes rows of K and V)"
+    if op not in {"write", "attend"}:
+        found["kv_input"] = f"op={op} (only a write takes rows of K and V, an attend queries)"
+    if op == "attend":
+        found["start_pos"] = f"op={op} (a context begins at position 0)"
+    else:
+        found |= dict.fromkeys(ATTEND_ONLY, f"op={op} (only an attend has queries)")
     if op != "read":
         found["output"] = f"op={op} (only a read gives K and V)"
     if layout != "MLA":
@@ -349,6 +425,8 @@ def without_meaning(op: str, layout: str, cache_dtype: str) -> dict[str, str]:
 
 NEW_TOKENS_ONLY = ("missing_blocks", "padding", "padding_slots")
 """The fields that have a meaning only where tokens are new."""
+ATTEND_ONLY = ("query_len", "sliding_window", "soft_cap", "query_pre_attn_scalar")
+"""The fields that have a meaning only where there are queries."""
 OF_POOLS = (
     *("num_heads", "num_kv_heads", "head_dim", "rope_dim", "dtype", "cache_dtype", "layout"),
     *("kv_input", "output", "kv_scale"),
@@ -377,6 +455,10 @@ LEAST: Mapping[str, int] = {
     "seq_len": 0,
     "batch": 0,
     "start_pos": 0,
+    "query_len": 1,
+    "sliding_window": 0,
+    "soft_cap": 0,
+    "query_pre_attn_scalar": 0,
     "shared_blocks": 0,
     "missing_blocks": 0,
     "table_padding": 0,

@@ -2,10 +2,12 @@
 
 The slot arithmetic and the layouts here are the oracle's own, so that a mistake in `pool` can't
 hide. The whole pool is compared bit for bit, slots that belong to no token included; what
-arithmetic has gone into (codes, scales and rows of quantised pools) within derived tolerances.
+arithmetic has gone into (codes, scales and rows of quantised pools, the output of an attention)
+within derived tolerances.
 """
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -13,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvbench.attention import Right, attend
 from kvbench.cases import Case
+from kvbench.filling import fill
 from kvbench.formats import numbers, right_codes, right_rows, right_scales
 from kvbench.strategies.base import Strategy
-from kvbench.workload import Workload, fill
+from kvbench.workload import Workload
 
 Bits = npt.NDArray[np.integer]
 Place = tuple[int, int]
@@ -210,13 +214,23 @@ def recheck(strategy: Runs, workload: Workload, prepared: object, version: int) 
         return _check_write(workload.case, before, after, places)
     for name in before.cache:
         if not np.array_equal(after.cache[name], before.cache[name]):
-            return f"{name} was changed; expected a read to leave it alone"
-    is_index = workload.case.op == "index"
-    return (
-        _check_index(workload, output, places)
-        if is_index
-        else _check_read(workload, before, output, places)
-    )
+            return f"{name} was changed; expected a {workload.case.op} to leave it alone"
+    return _check_output(workload, before, output, places, version)
+
+
+def _check_output(
+    workload: Workload,
+    before: "_State",
+    output: object,
+    places: Sequence[Place | None],
+    version: int,
+) -> str:
+    match workload.case.op:
+        case "index":
+            return _check_index(workload, output, places)
+        case "attend":
+            return _check_attend(workload, before, output, version)
+    return _check_read(workload, before, output, places)
 
 
 def _lists(workload: Workload) -> dict[str, list[int] | list[list[int]]]:
@@ -234,6 +248,7 @@ class _State:
     def __init__(self, workload: Workload) -> None:
         case = workload.case
         self.lists = _lists(workload)
+        query = {"query": bits(workload.query)}
         self.rows = {
             "key": bits(workload.key).reshape(-1, case.num_kv_heads, case.key_dim),
             "value": bits(workload.value).reshape(-1, case.num_kv_heads, case.value_dim),
@@ -245,7 +260,7 @@ class _State:
                 "value_scale": bits(workload.value_scale),
             }
         self.cache = pools(case, [bits(storage) for storage in workload.storages])
-        self.fixed = dict(self.rows)
+        self.fixed = query | self.rows
         if case.kv_scale == "per_token":
             self.cache |= self.scales  # [num_blocks, block_size]: a write stores them
         else:
@@ -324,6 +339,90 @@ def _check_read(  # noqa: PLR0911 - each thing that can be wrong is said
                 f"expected {_hex(expected[token, head, dim])}"
             )
     return ""
+
+
+def _check_attend(workload: Workload, before: _State, output: object, version: int) -> str:
+    if not isinstance(output, torch.Tensor):
+        return f"run returned a {type(output).__name__}; expected a tensor from an attend"
+    case, query = workload.case, workload.query
+    shape = [len(query), case.num_heads, case.value_head_dim]
+    if output.device != query.device:
+        return f"the output is on {output.device}; expected {query.device}"
+    if list(output.shape) != shape or output.dtype != workload.dtype:
+        return (
+            f"the output is {output.dtype} of shape {list(output.shape)}; expected "
+            f"{workload.dtype} of shape {shape}"
+        )
+    if not output.is_contiguous():
+        return (
+            f"the output has strides {list(output.stride())}; expected it contiguous, as the "
+            "projection that follows takes it"
+        )
+    right = _right_attention(workload, before, version)
+    actual = numbers(bits(output), case.dtype).astype(np.float64)
+    wrong = right.wrong(actual)
+    if not wrong.any():
+        return ""
+    # The worst says most; all that is no number is.
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(actual - right.output) / right.tolerance
+    at = np.unravel_index(int(np.argmax(np.nan_to_num(distance, nan=np.inf))), actual.shape)
+    row, head, element = (int(i) for i in at)
+    sequence, query_token = divmod(row, case.query_len)
+    return (
+        f"the output of sequence {sequence} (context {workload.lengths[sequence]}), query "
+        f"{query_token}, head {head}, element {element} is {actual[at]:.6g}; expected "
+        f"{right.output[at]:.6g} within {right.tolerance[at]:.2g} "
+        f"({np.count_nonzero(wrong)} of {wrong.size} elements are wrong)"
+    )
+
+
+_RIGHT: "OrderedDict[object, Right]" = OrderedDict()
+"""The last few right outputs: the strategies of a case share them, and they take float64."""
+_RIGHT_KEPT = 4
+
+
+def _right_attention(workload: Workload, before: _State, version: int) -> Right:
+    """What the output should be, which depends on the case, the lists and the data's version."""
+    key = (workload.case, workload.device, version, repr(before.lists))
+    if key not in _RIGHT:
+        while len(_RIGHT) >= _RIGHT_KEPT:
+            _RIGHT.popitem(last=False)
+        _RIGHT[key] = _attention(workload, before)
+    return _RIGHT[key]
+
+
+def _attention(workload: Workload, before: _State) -> Right:
+    case = workload.case
+    queries = numbers(before.fixed["query"], case.dtype).astype(np.float64)
+    shape = (len(queries), case.num_heads, case.value_head_dim)
+    whole = Right(np.zeros(shape), np.zeros(shape))
+    for sequence, length in enumerate(workload.lengths):
+        rows = slice(sequence * case.query_len, (sequence + 1) * case.query_len)
+        table, first = workload.block_tables[sequence], case.first_visible(length)
+        positions = np.arange(first, length)
+        at = np.asarray(table, dtype=np.int64)[positions // case.block_size]
+        place = at, positions % case.block_size
+        key, value = (_values(case, before, name, place) for name in ("key_pool", "value_pool"))
+        if case.layout == "MLA":  # the latent row is K, the part of it that is kv_c is V
+            key, value = np.concatenate((key, value), axis=2), key
+        right = attend(queries[rows], key, value, case, length)
+        whole.output[rows], whole.tolerance[rows] = right.output, right.tolerance
+    return whole
+
+
+def _values(
+    case: Case, before: _State, pool_name: str, place: tuple[Bits, Bits]
+) -> npt.NDArray[np.float64]:
+    """What the slots of a pool stand for, [slots, num_kv_heads, dim]."""
+    rows = before.cache[pool_name][place]
+    if not case.quantised:
+        return numbers(rows, case.dtype).astype(np.float64)
+    scale = before.scale(pool_name).view(np.float32).astype(np.float64)
+    if case.kv_scale == "per_token":
+        scale = scale[place][:, np.newaxis]
+    product: npt.NDArray[np.float64] = numbers(rows, case.cache_dtype) * scale[:, :, np.newaxis]
+    return product
 
 
 def _check_index(workload: Workload, output: object, places: Sequence[Place | None]) -> str:

@@ -66,8 +66,9 @@ PRESETS: Mapping[str, Preset] = {
 }
 """Every preset by name."""
 
-CHECK_GRIDS = tuple(
-    Axes.parse(grid.split())
+_MOVING = "op=write,read,index"
+_MOVING_GRIDS = tuple(
+    Axes.parse((grid if "op=" in grid else f"{_MOVING} {grid}").split())
     for grid in (
         # From position 253, 6 tokens begin in mid-block and cross a border at every block size.
         "start_pos=253 seq_len=6 head_dim=64,80,96,128,256 num_kv_heads=1,3,8,32 "
@@ -113,6 +114,32 @@ CHECK_GRIDS = tuple(
         "seq_len=3 start_pos=1022 num_kv_heads=2 head_dim=576 block_size=1,1024",
     )
 )
+_ATTENDING_GRIDS = tuple(
+    Axes.parse(f"op=attend {grid}".split())
+    for grid in (
+        # Decode and prefill; contexts of 0 and 1, shorter than the queries, that end in mid-block.
+        "batch=3 seq_len=21 lengths=holes,ragged query_len=1,4 num_kv_heads=1,3 num_heads=6 "
+        "head_dim=64,80 block_size=8 dtype=fp32,bf16",
+        "batch=0,1 seq_len=0,1 query_len=1,3 block_size=16",
+        # Every layout; a window whose blocks behind have been freed; a shared prefix.
+        "layout=NHD,HND,NHD-KV,HND-KV,x-packed batch=2 seq_len=35 query_len=1,3 sliding_window=0,9 "
+        "shared_blocks=1 table_padding=1 num_kv_heads=2 num_heads=8 head_dim=64 block_size=8 "
+        "kv_input=fused_qkv slot_dtype=int32 block_order=churned",
+        "layout=MLA batch=2 seq_len=19 query_len=1,2 num_heads=16 block_size=8 "
+        "cache_dtype=auto,fp8_e4m3 kv_scale=per_token",
+        # Every format of a quantised pool, with every kind of scales.
+        "cache_dtype=fp8_e4m3,fp8_e5m2,int8 kv_scale=per_tensor,per_head,per_token batch=2 "
+        "seq_len=19 num_kv_heads=2 num_heads=4 head_dim=64 block_size=8 dtype=bf16,fp32",
+        # One head of K and V for up to 128 query heads; contexts of several splits; a soft cap.
+        "seq_len=300 query_len=1,17 num_kv_heads=1 num_heads=1,16,128 head_dim=128 soft_cap=0,2 "
+        "block_size=16,256 dtype=bf16",
+        # Odd sizes; another scale; heads of K and V, and queries, outermost.
+        "seq_len=40 num_kv_heads=2 num_heads=6 head_dim=1,33,192,256 query_pre_attn_scalar=7 "
+        "block_size=1,1024 dtype=fp16 kv_input=head_major query_len=2",
+    )
+)
+
+CHECK_GRIDS = (*_MOVING_GRIDS, *_ATTENDING_GRIDS)
 """What `kvbench check` covers by default: the shapes that have broken KV-cache kernels (but pools
 beyond 2**31 elements, which take more memory than a check should)."""
 
@@ -131,11 +158,24 @@ _ALL_DTYPES = f"dtype=fp32,fp16,bf16 {_CODES}"
 EXHAUSTIVE_GRIDS = (
     *CHECK_GRIDS,
     *(
-        Axes.parse(f"{layouts} {_ALL_DTYPES} {shape}".split())
+        Axes.parse(f"{_MOVING} {layouts} {_ALL_DTYPES} {shape}".split())
         for shape in _ENGINE_SHAPES
         for layouts in (
             "layout=NHD,HND,NHD-KV,HND-KV,x-packed num_kv_heads=3 num_heads=6 head_dim=80",
             "layout=MLA",
+        )
+    ),
+    *(
+        Axes.parse(f"op=attend {layouts} {_ALL_DTYPES} {shape}".split())
+        for shape in (
+            "batch=3 lengths=holes seq_len=21 query_len=1 block_size=4 table_padding=1 "
+            "kv_input=fused_qkv slot_dtype=int32",
+            "batch=2 lengths=ragged seq_len=45 query_len=3 sliding_window=0,18 shared_blocks=1 "
+            "block_size=17 block_order=churned",
+        )
+        for layouts in (
+            "layout=NHD,HND,NHD-KV,HND-KV,x-packed num_kv_heads=2 num_heads=6 head_dim=80",
+            "layout=MLA num_heads=16",
         )
     ),
 )

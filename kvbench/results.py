@@ -31,7 +31,7 @@ would take too long. does not fit: the case needs more memory than there is."""
 RETRIED: frozenset[Status] = frozenset({"failed", "crashed", "hung"})
 """What a resumed run measures again."""
 
-Phase = Literal["run", "prepare"]
+Phase = Literal["run", "prepare", "gather"]
 """prepare: once per step. run: once per layer. Of an index, which is done once per step: prepare
 before the step, run in it."""
 

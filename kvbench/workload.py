@@ -1,6 +1,5 @@
 """The tensors of a case on a device, rebuilt from the case alone."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,16 +24,6 @@ def largest(dtype: torch.dtype) -> float:
     return float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
 
 
-_LARGEST_EXPONENT = {"fp8_e4m3": 9, "fp8_e5m2": 16, "int8": 7}
-"""The first power of two that a format does not reach."""
-_EXPONENTS = {"fp8_e4m3": 22, "fp8_e5m2": 36, "int8": 12}
-"""Powers of two that the magnitudes of a quantised case's K and V are spread over: from below a
-format's smallest value to above its largest."""
-_SCALE_EXPONENT = 3
-"""Given scales lie between 2**-3 and 2**3, as calibration gives them."""
-_SPECIAL_ONE_IN = 128
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
     """What an engine hands to its KV-cache code in one step.
@@ -44,6 +33,9 @@ class Workload:
 
     case: Case
     device: torch.device
+    query: torch.Tensor
+    """Queries of an attend, [batch * query_len, num_heads, head_dim], sequence after sequence, with
+    the strides of `kv_input`. No rows for other ops."""
     key: torch.Tensor
     """New tokens' K, [tokens + padding, num_kv_heads, key_dim], sequence after sequence, the
     padding last, with the strides of `kv_input`; kv_c of an MLA pool. Seen in the shape of the
@@ -138,7 +130,7 @@ class Workload:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that hold this workload's data, each byte of it in one of them."""
-        named = {"key": self.key, "value": self.value}
+        named = {"query": self.query, "key": self.key, "value": self.value}
         named |= {f"storage {i}": storage for i, storage in enumerate(self.storages)}
         if self.key_scale is not None and self.value_scale is not None:
             named |= {"key_scale": self.key_scale, "value_scale": self.value_scale}
@@ -185,6 +177,12 @@ def resident_tables(workload: Workload) -> ResidentTables:
     )
 
 
+_REFERENCES = 32
+"""Times the bytes of queries and output that the right outputs of a few calls take, in float64,
+with their tolerances."""
+_FLOAT64_ARRAYS = 6
+"""As large as a sequence's K and V, or its scores, that finding the right output has at once."""
+_SCORES_AT_ONCE = 1 << 20
 _INDEX_ARRAYS = 12
 """64-bit numbers a token that building a mapping by array arithmetic has at once, and its check."""
 
@@ -193,7 +191,8 @@ def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
     """Bytes that a case's tensors, a read's outputs and the check's copies take at once.
 
     A read takes no rows in and gives as many: its outputs, whoever allocates them, are counted as
-    what a write is given.
+    what a write is given. So are the rows that an attention may gather; to check it, they are
+    seen in float64, a sequence at a time.
 
     Args:
         case: The case.
@@ -210,6 +209,11 @@ def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
         inputs += inputs * case.num_heads // (2 * case.num_kv_heads)
     if case.kv_input == "sliced_v":
         inputs *= 2
+    if case.op == "attend":
+        longest = max(placement.lengths, default=0)
+        seen = longest * case.token_elements + _SCORES_AT_ONCE
+        own = copies * (pools + case.query_bytes) + 3 * pools
+        return own + 4 * inputs + _REFERENCES * case.query_bytes + 8 * _FLOAT64_ARRAYS * seen
     # The check holds the pools as they were, as they are and as they should be, and one op's
     # outputs; quantised rows are bounded from both sides, in float64.
     return copies * (pools + inputs) + 3 * pools + (11 if case.quantised else 2) * inputs
@@ -249,6 +253,7 @@ def build(case: Case, device: torch.device, placement: Placement | None = None) 
     num_blocks = at.num_blocks if case.has_pools else 0
     pools = pool.allocate(case, num_blocks, CACHE_DTYPES.get(case.cache_dtype, dtype), device)
     rows = sum(at.lengths) + case.padding if case.op == "write" else 0
+    queries = len(at.lengths) * case.query_len if case.op == "attend" else 0
     key, value = _inputs(case, rows, dtype, device)
     scale_shape = {
         "per_tensor": (1, 1),
@@ -262,6 +267,7 @@ def build(case: Case, device: torch.device, placement: Placement | None = None) 
     return Workload(
         case=case,
         device=device,
+        query=_query(case, queries, dtype, device),
         key=pool.as_slots(key, pools.key),
         value=value,
         key_pool=pools.key,
@@ -299,6 +305,17 @@ def _inputs(
     if case.kv_input == "head_major":
         return key.transpose(0, 1), value.transpose(0, 1)
     return key, value
+
+
+def _query(case: Case, rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Queries, [rows, num_heads, head_dim]."""
+    heads, dim = case.num_heads, case.head_dim
+    if case.op == "attend" and case.kv_input == "fused_qkv":
+        qkv = torch.empty((rows, heads + 2 * case.num_kv_heads, dim), dtype=dtype, device=device)
+        return qkv[:, :heads]
+    if case.op == "attend" and case.kv_input == "head_major":
+        return torch.empty((heads, rows, dim), dtype=dtype, device=device).transpose(0, 1)
+    return torch.empty((rows, heads, dim), dtype=dtype, device=device)
 
 
 def _outputs(
@@ -343,96 +360,3 @@ def _refuse_shared_writes(case: Case, at: Placement) -> None:
                 f"block {block} is shared by sequences and would be written; "
                 "expected writes into blocks of one sequence"
             )
-
-
-def fill(workload: Workload, version: int = 0) -> None:
-    """Fill every tensor with data that depends on the case's seed and on `version`.
-
-    Random bits poison: each slot is unlike every other, NaN payloads and infinities included, so
-    that a slot that moved, or one that should not have been touched, shows. Only what is quantised,
-    and scales, are numbers: see `_fill_rows`. Scales of odd versions are powers of two, by which
-    division is exact, so that rounding has one right result; those of version 2 have six bits, so
-    that products with codes are exact, and many lie half-way between two numbers of bf16.
-    """
-    generator = torch.Generator(device=workload.device)
-    generator.manual_seed((workload.case.seed * 1009 + version) % 2**63)  # any seed of a case fits
-    exact = version % 2 == 1
-    quantised = workload.case.quantised
-    for name, tensor in workload.tensors().items():
-        if name.endswith("_scale"):
-            _fill_scales(tensor, generator, version)
-        elif not (quantised and name in {"key", "value"}):
-            _fill_bits(tensor, generator)
-    if quantised:
-        for rows, scale in (
-            (workload.key, workload.key_scale),
-            (workload.value, workload.value_scale),
-        ):
-            _fill_rows(rows, scale, workload.case, generator, exact=exact)
-
-
-def _fill_bits(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    size = tensor.numel() * tensor.element_size()
-    words = torch.empty(-(-size // 8), dtype=torch.int64, device=tensor.device)
-    words.random_(-(2**63), None, generator=generator)
-    bits = words.view(torch.uint8)[:size].view(tensor.dtype)
-    tensor.copy_(bits.view(tensor.shape))
-
-
-def _uniform(shape: Iterable[int], low: float, high: float, g: torch.Generator) -> torch.Tensor:
-    return torch.empty(tuple(shape), device=g.device).uniform_(low, high, generator=g)
-
-
-def _fill_scales(tensor: torch.Tensor, generator: torch.Generator, version: int) -> None:
-    exponents = _uniform(tensor.shape, -_SCALE_EXPONENT, _SCALE_EXPONENT, generator)
-    scales = torch.exp2(exponents.round() if version % 2 else exponents)
-    if version % 4 == 2:  # noqa: PLR2004 - see fill
-        mantissas, powers = torch.frexp(scales)
-        scales = torch.ldexp((mantissas * 64).round() / 64, powers)
-    tensor.copy_(scales)
-
-
-def _fill_rows(
-    tensor: torch.Tensor,
-    scale: torch.Tensor | None,
-    case: Case,
-    generator: torch.Generator,
-    *,
-    exact: bool,
-) -> None:
-    """K or V to be quantised: magnitudes from below the format's smallest to above its largest.
-
-    In exact data they have the 8 significant bits of bf16 in every dtype, so that many lie half-way
-    between two codes. Given scales have zeros, infinities and, in fp8, NaN among them. Where a
-    write computes a token's scale there is none of these (they would be all that's left of the
-    row), but one row of zeros; in exact data the scale that results is a power of two.
-    """
-    if not tensor.numel():
-        return
-    top = _LARGEST_EXPONENT[case.cache_dtype] + 2
-    exponents = _uniform(tensor.shape, top - _EXPONENTS[case.cache_dtype], top, generator)
-    signs = _uniform(tensor.shape, -1, 1, generator)
-    values = torch.exp2(exponents).copysign_(signs)
-    shape = (-1, *[1] * (tensor.dim() - 1))
-    if case.kv_scale == "per_token":
-        most = largest(CACHE_DTYPES[case.cache_dtype])
-        values *= most / 2.0**top  # below it, all of them
-        flat = values.flatten(1)
-        # Anywhere in the row, and of either sign: a scale from a part of it must show.
-        at = _uniform((len(values), 1), 0, flat.shape[1], generator).long()
-        at.clamp_(max=flat.shape[1] - 1)  # float32 may round up to the end
-        flat.scatter_(1, at, torch.full_like(at, most, dtype=flat.dtype))
-        values.copysign_(signs)
-        sizes = _uniform((len(values),), -_SCALE_EXPONENT, 0, generator)
-        if len(values) > 1:
-            flat[(case.seed + len(values) // 2) % len(values)] = 0
-        values *= torch.exp2(sizes.round() if exact else sizes).view(shape)
-    elif scale is not None:
-        values *= scale[(..., *[None] * (tensor.dim() - 2))]
-        specials = [0.0, -0.0, float("inf"), -float("inf")]
-        if case.cache_dtype != "int8":
-            specials.append(float("nan"))  # int8 has no NaN: what becomes of it is undefined
-        chosen = _uniform(tensor.shape, 0, _SPECIAL_ONE_IN, generator).floor_()
-        for number, special in enumerate(specials):
-            values[chosen == number] = special
-    tensor.copy_(values.to(torch.bfloat16) if exact else values)

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from kvbench import oracle
 from kvbench.axes import expand_all
 from kvbench.cases import Case
+from kvbench.filling import fill
 from kvbench.kernels.cuda import move, nvrtc
 from kvbench.presets import CHECK_GRIDS
 from kvbench.strategies import registry
 from kvbench.sweep.checking import check_case
 from kvbench.sweep.launches import predicted
-from kvbench.workload import build, fill
+from kvbench.workload import build
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 STRATEGIES = {op: registry.get(f"{op}.cuda") for op in ("write", "read")}

@@ -10,12 +10,13 @@ import torch
 from kvbench import oracle
 from kvbench.blocks import Placement
 from kvbench.cases import Case
+from kvbench.filling import fill
 from kvbench.pool import flat_slots_view, slot_mapping
 from kvbench.quantisation import encode, loads, stores
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.checking import check_case
-from kvbench.workload import build, fill
+from kvbench.workload import build
 
 CPU = torch.device("cpu")
 SMALL = {"block_size": 4, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16}

@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from kvbench.blocks import Placement
 from kvbench.cases import KV_SCALES, LAYOUTS, QUANTISED_BYTES, Case
+from kvbench.filling import fill
 from kvbench.formats import numbers, right_codes, right_rows, right_scales
 from kvbench.oracle import bits
 from kvbench.quantisation import (
@@ -21,7 +22,7 @@ from kvbench.quantisation import (
     stores,
     token_scales,
 )
-from kvbench.workload import CACHE_DTYPES, TORCH_DTYPES, build, fill, largest
+from kvbench.workload import CACHE_DTYPES, TORCH_DTYPES, build, largest
 
 CPU = torch.device("cpu")
 INF = float("inf")

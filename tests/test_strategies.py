@@ -14,13 +14,14 @@ from kvbench import oracle
 from kvbench.axes import expand_all
 from kvbench.cases import LAYOUTS, OPS, OUTPUTS, Case
 from kvbench.errors import InputError
+from kvbench.filling import fill
 from kvbench.kernels.native import library
 from kvbench.kernels.tiles import default_tiles
 from kvbench.presets import CHECK_GRIDS
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.checking import check_case
-from kvbench.workload import build, fill
+from kvbench.workload import build
 
 CPU = torch.device("cpu")
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from kvbench.blocks import Placement, place
 from kvbench.cases import KV_SCALES, LAYOUTS, QUANTISED_BYTES, Case
 from kvbench.errors import InputError
+from kvbench.filling import fill
 from kvbench.pool import slot_mapping
 from kvbench.workload import (
     CACHE_DTYPES,
     TORCH_DTYPES,
     Workload,
     build,
-    fill,
     largest,
     required_bytes,
 )

@@ -14,7 +14,8 @@ class Strategy(ABC):
 
     A strategy is stateless; what it needs between `prepare` and `run` is what `prepare` returns.
     It reads `workload`'s tensors and lists. A write changes the two pools in place, and the scales
-    where each token has its own; a read the outputs that it is given, if it is; an index nothing.
+    where each token has its own; a read the outputs that it is given, if it is; an index or an
+    attend nothing.
     """
 
     name: ClassVar[str]
@@ -58,11 +59,25 @@ class Strategy(ABC):
         Returns:
             None for a write. For a read, (K, V), each [tokens, *slot] in the workload's dtype,
             sequence after sequence, a slot being [num_kv_heads, dim] as in its pool: the very
-            tensors of `workload.outputs` where they are given. For an index, the slot mapping on
-            the device: what `Workload.slot_mapping` gives, any negative slot for another.
+            tensors of `workload.outputs` where they are given. For an attend, its output,
+            contiguous [batch * query_len, num_heads, value_head_dim] in the workload's dtype. For
+            an index, the slot mapping on the device: what `Workload.slot_mapping` gives, any
+            negative slot for another.
         """
+
+    def gather(self, workload: Workload, prepared: Any) -> object:  # noqa: ANN401, ARG002
+        """The part of an attend's `run` that copies K and V out of the pools, if there is one.
+
+        It is timed by itself as well, in the same rounds: what reading blocks in place would save.
+        """
+        return None
 
     @classmethod
     def has_prepare(cls) -> bool:
         """Whether it does anything once per step."""
         return cls.prepare is not Strategy.prepare
+
+    @classmethod
+    def has_gather(cls) -> bool:
+        """Whether a part of it is a gather."""
+        return cls.gather is not Strategy.gather

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvbench.cases import OPS
 from kvbench.errors import InputError, unknown
-from kvbench.strategies import index, read, write
+from kvbench.strategies import attend, index, read, write
 from kvbench.strategies.base import Strategy
 
 _STRATEGIES: dict[str, Strategy] = {}
@@ -36,9 +36,14 @@ def register(cls: type[Strategy]) -> type[Strategy]:
 
 def load_builtin() -> None:
     """Register every strategy of this package; those already registered stay as they are."""
-    for package in (write, read, index):
+    for package in (write, read, index, attend):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    _attend_over_reads()
+
+
+def _attend_over_reads() -> None:
+    importlib.import_module(f"{attend.__name__}.sdpa").register_over_reads()
 
 
 def load_file(path: Path) -> None:
@@ -56,6 +61,7 @@ def load_file(path: Path) -> None:
     sys.modules[name] = module  # as import does: dataclasses and pickles look a class up there
     try:
         spec.loader.exec_module(module)
+        _attend_over_reads()  # those of the user's own, too
     except (Exception, SystemExit) as error:
         # All or nothing: a file that failed half-way leaves no strategy behind.
         _STRATEGIES.clear()

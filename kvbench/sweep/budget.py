@@ -8,9 +8,10 @@ import torch
 
 from kvbench.cases import Case
 from kvbench.devices import synchronize
+from kvbench.filling import fill
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.first_call import FirstCall
-from kvbench.workload import build, fill
+from kvbench.workload import build
 
 _PROBES = (8, 32)
 """Tokens of the two calls that a time is extrapolated from, where a strategy does these."""

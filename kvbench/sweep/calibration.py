@@ -16,10 +16,11 @@ from kvbench.axes import Axes
 from kvbench.cases import Case
 from kvbench.devices import synchronize
 from kvbench.errors import InputError
+from kvbench.filling import fill
 from kvbench.strategies.base import Strategy
 from kvbench.timing.clocks import Clock
 from kvbench.timing.rounds import StoppingRule, sample_rounds
-from kvbench.workload import build, fill
+from kvbench.workload import build
 
 # A fixed number of rounds: stopping when an interval looks good would bias what is calibrated.
 _RULE = StoppingRule(min_rounds=ROUNDS, max_rounds=ROUNDS, cell_seconds=1e9)

@@ -44,7 +44,8 @@ def _predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | N
             if phase == "prepare":
                 return predict_launches(lambda: strategy.prepare(workload))
             prepared = strategy.prepare(workload)
-            return predict_launches(lambda: strategy.run(workload, prepared))
+            method = strategy.gather if phase == "gather" else strategy.run
+            return predict_launches(lambda: method(workload, prepared))
     except Exception:  # noqa: BLE001 - a strategy may do what fake tensors can't; then it's not known
         return None
 
@@ -54,11 +55,12 @@ def counted(
 ) -> LaunchCounts | None:
     """What the phase launched on this device, by the profiler; predicted where it sees nothing."""
     prepared = strategy.prepare(workload)
-    strategy.run(workload, prepared)  # a first call compiles
+    method = strategy.gather if phase == "gather" else strategy.run
+    method(workload, prepared)  # a first call compiles
     if phase == "prepare":
         trace = accelerator.profile(lambda: strategy.prepare(workload))
     else:
-        trace = accelerator.profile(lambda: strategy.run(workload, prepared))
+        trace = accelerator.profile(lambda: method(workload, prepared))
     expected = predicted(strategy, workload.case, phase)
     if not trace.activities and (expected is None or expected.launches):
         return expected  # the profiler may not look: its 0 would be a lie

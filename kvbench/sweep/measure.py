@@ -17,6 +17,7 @@ from kvbench.buffers import Buffers
 from kvbench.cases import Case
 from kvbench.devices import free_bytes, synchronize
 from kvbench.errors import InputError, KvbenchError
+from kvbench.filling import fill
 from kvbench.results import CacheState, LaunchCounts, Measurement, Phase, Result, Status
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import file_of
@@ -29,7 +30,7 @@ from kvbench.timing.cache import Flush, copies_to_rotate, rotation
 from kvbench.timing.clocks import Clock, ClockError, Floor
 from kvbench.timing.rounds import Sampling, StoppingRule, SubjectError, sample_rounds
 from kvbench.units import format_bytes, format_seconds
-from kvbench.workload import Workload, build, fill, needed_bytes
+from kvbench.workload import Workload, build, needed_bytes
 
 # Unix alone has it.
 resource: Any = importlib.import_module("resource") if find_spec("resource") else None
@@ -238,12 +239,12 @@ def _time(strategies: Mapping[Strategy, float], workload: Workload, bench: Bench
             _refuse_lost_device(error, bench)
             rows.append(_refusal(case, strategy, bench, "failed", one_line(error)))
             continue
-        subjects[strategy, "run"] = _run_call(strategy, workloads, prepared[strategy])
-        launches[strategy, "run"] = counts
         effects[strategy] = dataclasses.replace(observed, first_call_s=strategies[strategy])
-        if strategy.has_prepare():
-            subjects[strategy, "prepare"] = functools.partial(strategy.prepare, workload)
-            launches[strategy, "prepare"] = _launches(strategy, workload, "prepare", bench)
+        for phase, call in _phases(strategy, workloads, prepared[strategy]).items():
+            subjects[strategy, phase] = call
+            launches[strategy, phase] = (
+                counts if phase == "run" else _launches(strategy, workload, phase, bench)
+            )
     sampled = {
         clock.name: _sample(clock, subjects, launches, case, bench) for clock in bench.clocks
     }
@@ -318,11 +319,26 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _run_call(
+def _phases(
     strategy: Strategy, workloads: Sequence[Workload], prepared: Sequence[object]
+) -> dict[Phase, Call]:
+    """What is timed of a strategy."""
+    phases: dict[Phase, Call] = {"run": _turns(strategy.run, workloads, prepared)}
+    if strategy.has_prepare():
+        phases["prepare"] = functools.partial(strategy.prepare, workloads[0])
+    if strategy.has_gather():
+        phases["gather"] = _turns(strategy.gather, workloads, prepared)
+    return phases
+
+
+def _turns(
+    method: Callable[[Workload, Any], object],
+    workloads: Sequence[Workload],
+    prepared: Sequence[object],
 ) -> Call:
+    """A strategy's method as a call; with several sets of buffers, they take turns."""
     calls: list[Call] = [
-        functools.partial(strategy.run, workload, once)
+        functools.partial(method, workload, once)
         for workload, once in zip(workloads, prepared, strict=True)
     ]
     return calls[0] if len(calls) == 1 else rotation(calls)
@@ -455,7 +471,7 @@ def _measurement(
     case: Case,
     bench: Bench,
 ) -> Measurement:
-    moves = phase == "run"
+    nbytes = {"run": case.nbytes, "gather": case.gathered_bytes, "prepare": None}[phase]
     median_s = sampling.estimate.median
     return Measurement(
         samples_s=sampling.samples_s,
@@ -469,9 +485,9 @@ def _measurement(
         allocates=effects.allocates,
         page_faults=effects.page_faults,
         first_call_s=effects.first_call_s,
-        nbytes=case.nbytes if moves else None,
+        nbytes=nbytes,
         # Handing work over moves nothing.
-        copy_share=case.nbytes / median_s / bench.copy_bytes_per_s
-        if moves and clock != "enqueue"
+        copy_share=nbytes / median_s / bench.copy_bytes_per_s
+        if nbytes is not None and clock != "enqueue"
         else None,
     )

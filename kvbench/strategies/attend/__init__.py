@@ -1,0 +1,1 @@
+"""Ways of attending over a paged cache."""
