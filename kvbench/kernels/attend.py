@@ -3,12 +3,14 @@
 import triton.language as tl
 
 from kvbench.kernels.attend_parts import (
+    as_numbers,
     as_operand,
     cap_scores,
     element_offsets,
     fold_tile,
+    head_scale,
+    load_queries,
     load_tile,
-    as_numbers,
     slots_of_positions,
     token_pointers,
     token_scales,
@@ -66,6 +68,9 @@ def _attend(
     VALUE_DIM: tl.constexpr,
     VALUE_PACK: tl.constexpr,
     VALUE_PADDED: tl.constexpr,
+    OUT_DIM: tl.constexpr,
+    OUT_PADDED: tl.constexpr,
+    LATENT: tl.constexpr,
     QUERY_STEP: tl.constexpr,
     KEY_POOL_STEP: tl.constexpr,
     VALUE_POOL_STEP: tl.constexpr,
@@ -84,8 +89,9 @@ def _attend(
     TOKENS: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    # Programs that run at once are to share what they read: first the heads of a token, which lie
-    # side by side, then the parts of a context, then the tiles of rows, those that see most first.
+    # Programs that begin together share what they read: first come the heads of a token, whose slots
+    # lie side by side, then the parts of a context, then the tiles of rows, those that see most
+    # before the others.
     program = tl.program_id(0)
     kv_head = (program % KV_HEADS).to(tl.int64)
     split = program // KV_HEADS % splits
@@ -113,11 +119,18 @@ def _attend(
     )
     element = tl.arange(0, PIECE)
     if PIECE == KEY_PADDED:
-        queries = tl.load(
-            at_query[:, None] + element.to(tl.int64)[None, :] * query_dim_stride,
-            mask=real[:, None] & (element < KEY_DIM)[None, :],
-            other=0.0,
-        ).to(OPERAND)
+        queries = load_queries(at_query, query_dim_stride, element, real, KEY_DIM, OPERAND)
+    value_element = tl.arange(0, VALUE_PADDED)
+    if LATENT:
+        # The last elements of a query's head are for k_pe, which is where V is elsewhere.
+        rest = load_queries(
+            at_query,
+            query_dim_stride,
+            KEY_DIM + value_element,
+            real,
+            KEY_DIM + VALUE_DIM,
+            OPERAND,
+        )
 
     key_pool = (
         key_pool,
@@ -144,13 +157,12 @@ def _attend(
     )
     table = (block_table + sequence * block_table_sequence_stride, block_table_entry_stride)
 
-    value_element = tl.arange(0, VALUE_PADDED)
     value_offsets = element_offsets(
         value_pool, value_element, VALUE_DIM, VALUE_PACK, VALUE_POOL_STEP, VALUE_ADJACENT
     )
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
-    summed = tl.full((ROWS, VALUE_PADDED), 0.0, tl.float32)
+    summed = tl.full((ROWS, OUT_PADDED), 0.0, tl.float32)
     for start in range(begin, end, TOKENS):
         position = start + tl.arange(0, TOKENS)
         # Slots past the end hold anything, NaN too; an entry of the table before `first` may be
@@ -163,11 +175,9 @@ def _attend(
         for piece in tl.static_range(0, KEY_PADDED, PIECE):
             there = piece + element < KEY_DIM
             if PIECE != KEY_PADDED:
-                queries = tl.load(
-                    at_query[:, None] + (piece + element).to(tl.int64)[None, :] * query_dim_stride,
-                    mask=real[:, None] & there[None, :],
-                    other=0.0,
-                ).to(OPERAND)
+                queries = load_queries(
+                    at_query, query_dim_stride, piece + element, real, KEY_DIM, OPERAND
+                )
             offsets = element_offsets(
                 key_pool, piece + element, KEY_DIM, KEY_PACK, KEY_POOL_STEP, KEY_ADJACENT
             )
@@ -175,10 +185,31 @@ def _attend(
             codes = load_tile(at, position, first, end, there, RUN, KEY_ADJACENT)
             keys = tl.trans(as_numbers(codes, OPERAND, CODE))
             scores = tl.dot(queries, keys, scores, input_precision="ieee")
-        scores *= score_scale
+        at_value = token_pointers(
+            value_pool, kv_head, block, offset, VALUE_POOL_STEP, VALUE_ADJACENT
+        )
+        at_value = at_value[:, None] + value_offsets[None, :]
+        value_there = value_element < VALUE_DIM
         if CODE is not None:
             scales = token_scales(key_scale, kv_head, block, offset, inside, SCALE)
-            scores *= scales[None, :] if SCALE == "per_token" else scales
+            scores *= scales[None, :]
+        if LATENT:
+            latent = codes  # V is the same row, which is loaded once
+            if PIECE != KEY_PADDED:
+                whole = tl.arange(0, OUT_PADDED)
+                offsets = element_offsets(
+                    key_pool, whole, KEY_DIM, KEY_PACK, KEY_POOL_STEP, KEY_ADJACENT
+                )
+                at = at_key[:, None] + offsets[None, :]
+                latent = load_tile(at, position, first, end, whole < KEY_DIM, RUN, KEY_ADJACENT)
+            codes = load_tile(at_value, position, first, end, value_there, RUN, VALUE_ADJACENT)
+            keys = tl.trans(as_numbers(codes, OPERAND, CODE))
+            if CODE is None:
+                scores = tl.dot(rest, keys, scores, input_precision="ieee")
+            else:
+                others = token_scales(value_scale, kv_head, block, offset, inside, SCALE)
+                scores += tl.dot(rest, keys, input_precision="ieee") * others[None, :]
+        scores *= score_scale
         if SOFT_CAP:
             scores = cap_scores(scores, SOFT_CAP)
         seen = inside[None, :] & (position[None, :] <= place[:, None])
@@ -187,13 +218,13 @@ def _attend(
         scores = tl.where(seen, scores, float("-inf"))
         most, total, kept, weights = fold_tile(most, total, scores)
 
-        at_value = token_pointers(value_pool, kv_head, block, offset, VALUE_POOL_STEP, VALUE_ADJACENT)
-        at = at_value[:, None] + value_offsets[None, :]
-        codes = load_tile(
-            at, position, first, end, value_element < VALUE_DIM, RUN, VALUE_ADJACENT
-        )
+        if LATENT:
+            codes = latent
+        else:
+            codes = load_tile(at_value, position, first, end, value_there, RUN, VALUE_ADJACENT)
+            if SCALE == "per_token":
+                scales = token_scales(value_scale, kv_head, block, offset, inside, SCALE)
         if SCALE == "per_token":
-            scales = token_scales(value_scale, kv_head, block, offset, inside, SCALE)
             values = as_operand(decode(codes, CODE) * scales[:, None], OPERAND, ROUND_BF16)
         else:
             values = as_numbers(codes, OPERAND, CODE)
@@ -201,11 +232,12 @@ def _attend(
         summed = tl.dot(weights, values, summed * kept[:, None], input_precision="ieee")
 
     if CODE is not None and SCALE != "per_token":
-        summed *= token_scales(value_scale, kv_head, 0, 0, real, SCALE)
-    here = real[:, None] & (value_element < VALUE_DIM)[None, :]
+        summed *= head_scale(key_scale if LATENT else value_scale, kv_head)
+    out_element = tl.arange(0, OUT_PADDED)
+    here = real[:, None] & (out_element < OUT_DIM)[None, :]
     if SPLIT:
         part = (out_row * KV_HEADS * GROUP + head) * splits + split
-        at = partial + (part * VALUE_DIM)[:, None] + value_element[None, :]
+        at = partial + (part * OUT_DIM)[:, None] + out_element[None, :]
         tl.store(at, summed, mask=here & (total > 0)[:, None])
         tl.store(extent + part * 2, most, mask=real)
         tl.store(extent + part * 2 + 1, total, mask=real)
@@ -214,7 +246,7 @@ def _attend(
         if ROUND_BF16:
             numbers = round_to_bf16(numbers)
         at = output + (out_row * output_token_stride + head * output_head_stride)[:, None]
-        at += value_element.to(tl.int64)[None, :] * output_dim_stride
+        at += out_element.to(tl.int64)[None, :] * output_dim_stride
         tl.store(at, numbers.to(output.dtype.element_ty), mask=here)
 
 
@@ -223,9 +255,11 @@ attend_kernel = Kernel(
     slots_of_positions,
     token_pointers,
     element_offsets,
+    load_queries,
     load_tile,
     as_numbers,
     as_operand,
+    head_scale,
     token_scales,
     cap_scores,
     fold_tile,

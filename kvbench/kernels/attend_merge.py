@@ -15,7 +15,7 @@ def _merge_attend(
     output_head_stride,
     output_dim_stride,
     NUM_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
+    OUT_DIM: tl.constexpr,
     ROUND_BF16: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -23,7 +23,7 @@ def _merge_attend(
     # One program merges BLOCK elements of one row: of a query token's head.
     row = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = element < VALUE_DIM
+    there = element < OUT_DIM
     split = tl.arange(0, SPLITS)
     part = row * splits + split
     most = tl.load(extent + part * 2, mask=split < splits, other=float("-inf"))
@@ -32,7 +32,7 @@ def _merge_attend(
     # Parts that saw nothing weigh nothing, and their sums were never stored.
     highest = tl.where(highest == float("-inf"), 0.0, highest)
     weight = tl.exp2(most - highest)
-    at = partial + (part * VALUE_DIM)[:, None] + element[None, :]
+    at = partial + (part * OUT_DIM)[:, None] + element[None, :]
     summed = tl.load(at, mask=(total > 0)[:, None] & there[None, :], other=0.0)
     summed = tl.reduce(summed * weight[:, None], 0, tl.standard._sum_combine)  # noqa: SLF001
     total = tl.reduce(total * weight, 0, tl.standard._sum_combine)  # noqa: SLF001

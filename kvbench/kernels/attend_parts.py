@@ -80,6 +80,15 @@ def element_offsets(
     return offsets
 
 
+def load_queries(at, dim_stride, element, real, DIM: tl.constexpr, OPERAND: tl.constexpr):
+    """Elements of the heads of a program's rows, [ROWS, elements]; `at` where they begin."""
+    return tl.load(
+        at[:, None] + element.to(tl.int64)[None, :] * dim_stride,
+        mask=real[:, None] & (element < DIM)[None, :],
+        other=0.0,
+    ).to(OPERAND)
+
+
 def load_tile(
     at, position, first, end, elements, RUN: tl.constexpr, ADJACENT: tl.constexpr
 ):
@@ -116,14 +125,20 @@ def as_operand(numbers, OPERAND: tl.constexpr, ROUND_BF16: tl.constexpr):
     return numbers.to(OPERAND)
 
 
+def head_scale(scale, kv_head):
+    """The scale of a head, or of all heads; `scale` is a tensor and its strides."""
+    base, _, _, head_stride = scale
+    return tl.load(base + kv_head * head_stride)
+
+
 def token_scales(scale, kv_head, block, offset, inside, SCALE: tl.constexpr):
-    """The scales of a tile's tokens, [TOKENS], or the one that all of its pool's head have."""
+    """The scales of a tile's tokens, [TOKENS], or [1] if all have one."""
     base, block_stride, slot_stride, head_stride = scale
     if SCALE == "per_token":
         at = base + (block * block_stride + offset * slot_stride)
         scales = tl.load(at, mask=inside, other=0.0)
     else:
-        scales = tl.load(base + kv_head * head_stride)
+        scales = tl.load(base + kv_head * head_stride + tl.arange(0, 1))
     return scales
 
 

@@ -1,24 +1,48 @@
-"""Attention over a paged cache, planned once a step: the launches that every layer makes."""
+"""Attention over a paged cache, planned once a step: one launch a layer, or two."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 
 from kvbench.kernels import jit
 from kvbench.kernels.attend import attend_kernel
+from kvbench.kernels.attend_check import check_attention
 from kvbench.kernels.attend_merge import merge_attend_kernel
-from kvbench.kernels.attend_tiles import AttendTile, attend_tile, padded, split
+from kvbench.kernels.attend_tiles import AttendTile, Gpu, attend_tile, padded, padded_dim, split
 from kvbench.kernels.codes import MANTISSA_BITS
 from kvbench.kernels.jit import Arguments
 from kvbench.kernels.plan import Operand, Plan
 from kvbench.kernels.rows import Slots, scale_kind, scale_strides
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+_OPERANDS = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
 _LOG2_E = 1.0 / math.log(2.0)
 _MOST_STEP = 16
-_MULTIPROCESSORS = 132
-"""Of an H100 or H200: where there is no GPU to ask."""
+_MERGED = 128
+"""Elements of a row that a program merges."""
+_MERGING_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """What an attention computes, besides of which tensors."""
+
+    longest: int
+    """Of the contexts."""
+    softmax_scale: float
+    sliding_window: int = 0
+    """Positions that a query sees, its own included; 0: all up to its own."""
+    soft_cap: int = 0
+    """What no score is beyond, either way; 0: none."""
+    latent: bool = False
+    """Whether K is [key_pool ; value_pool] and V is key_pool, as in an MLA pool."""
 
 
 def plan_attend(
@@ -26,69 +50,101 @@ def plan_attend(
     key_pool: torch.Tensor,
     value_pool: torch.Tensor,
     output: torch.Tensor,
-    scales: tuple[torch.Tensor, torch.Tensor] | tuple[()],
+    scales: Pair | tuple[()],
     block_table: torch.Tensor,
     lengths: torch.Tensor,
+    meaning: Meaning,
     *,
-    longest: int,
-    softmax_scale: float,
-    sliding_window: int = 0,
-    soft_cap: int = 0,
     per_token: bool = False,
     tile: AttendTile | None = None,
     parts: int | None = None,
 ) -> Plan:
-    batch = len(lengths)
-    num_heads, kv_heads = query.shape[1], key_pool.shape[2]
-    query_tokens = len(query) // batch if batch else 0
-    group = num_heads // kv_heads
-    key, value = Slots.of(key_pool), Slots.of(value_pool)
-    rows = query_tokens * group
-    names = ("query", "key_pool", "value_pool", "output", "key_scale", "value_scale")
-    tensors = (query, key_pool, value_pool, output, *scales)
-    operands = tuple(map(Operand.of, names, tensors))
-    if rows == 0:
-        return Plan(operands, lambda *_: None)
-    if tile is None:
-        tile = attend_tile(rows, key.dim, value.dim, query.element_size())
-    tiles = -(-rows // tile.rows)
-    programs = batch * kv_heads * tiles
-    reach = min(longest, sliding_window + query_tokens) if sliding_window else longest
-    if parts is None:
-        splits, part = split(programs, reach, tile.tokens, _MULTIPROCESSORS)
-    else:
-        part = -(-(-(-reach // tile.tokens) + 1) // parts) * tile.tokens
-        splits = parts
-    bf16 = query.dtype is torch.bfloat16
-    interpreted = jit.is_interpreted(query.device)
-    operand = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[
-        query.dtype
-    ]
-    if bf16 and interpreted:
-        operand = tl.float32
-    scale = softmax_scale / soft_cap if soft_cap else softmax_scale * _LOG2_E
-    empty = query.new_empty((1, 1), dtype=torch.float32)
-    partial, extent = empty, empty
-    if splits > 1:
-        partial = query.new_empty((len(query) * num_heads, splits, value.dim), dtype=torch.float32)
-        extent = query.new_empty((len(query) * num_heads, splits, 2), dtype=torch.float32)
-    scale_strides_ = (
-        [s for each in scales for s in scale_strides(each, per_token=per_token)]
-        if scales
-        else [0] * 6
+    """Plan the attention of the last tokens of each sequence over its context.
+
+    `run(query, key_pool, value_pool, output)`, followed by the scales if there are any, then fills
+    a layer's output: a row of it is 0 where its query sees nothing. Contexts are split between
+    programs where there are few sequences, heads and rows: what programs find is then merged in a
+    second launch, by way of memory that is allocated here.
+
+    Args:
+        query: fp32, fp16 or bf16 [batch * query_len, num_heads, head_dim], any strides, of any
+            layer, as are the next three and the scales.
+        key_pool: Of query's dtype, or codes of float8_e4m3fn, float8_e5m2 or int8: [num_blocks,
+            block_size, num_kv_heads, dim], or x-packed [..., dim / x, x], any strides. Slots that
+            no query sees may hold anything.
+        value_pool: As key_pool, of V's dim.
+        output: [batch * query_len, num_heads, value dim], of query's dtype, any strides; mutated.
+        scales: Of K and V, float32, any strides: [1, 1] or [1, num_kv_heads]; or, per_token,
+            [num_blocks, block_size]. None of pools of query's dtype.
+        block_table: int32 or int64 [batch, entries], any strides; the step's, for all layers. An
+            entry is read if any query sees one of its positions.
+        lengths: int32 or int64 [batch]: tokens in each context, those of the queries included.
+        meaning: What is computed.
+        per_token: Whether each slot has a scale of its own.
+        tile: What a program has at a time, instead of what suits the shape.
+        parts: How many contexts are split into at most, instead of what suits the GPU.
+
+    Raises:
+        ValueError: Shapes or dtypes don't go together.
+    """
+    check_attention(
+        query,
+        key_pool,
+        value_pool,
+        output,
+        scales,
+        block_table,
+        lengths,
+        per_token=per_token,
+        latent=meaning.latent,
     )
-    placeholders = () if scales else (empty, empty)
+    names = ("query", "key_pool", "value_pool", "output", "key_scale", "value_scale")
+    own = (query, key_pool, value_pool, output, *scales)
+    operands = tuple(map(Operand.of, names, own))
+    if query.numel() == 0:
+        return Plan(operands, lambda *_: None)
+    (rows, num_heads, _), (kv_heads, sequences) = query.shape, (key_pool.shape[2], len(lengths))
+    key, value = Slots.of(key_pool), Slots.of(value_pool)
+    query_tokens, group = rows // sequences, num_heads // kv_heads
+    if tile is None:
+        tile = attend_tile(
+            query_tokens * group,
+            max(key.dim, value.dim),
+            query.element_size(),
+            quantised=bool(scales),
+        )
+    programs = sequences * kv_heads * -(-query_tokens * group // tile.rows)
+    # Queries that share a program see that much between them at most.
+    reach = meaning.longest
+    if meaning.sliding_window:
+        reach = min(reach, meaning.sliding_window + min(query_tokens, -(-tile.rows // group) + 1))
+    token_bytes = (padded_dim(key.dim) + padded_dim(value.dim)) * key_pool.element_size()
+    splits, part = split(programs, reach, tile, token_bytes, _gpu(query.device))
+    if parts is not None:
+        tiles = -(-reach // tile.tokens) + 1
+        part = -(-tiles // parts) * tile.tokens
+        splits = -(-tiles * tile.tokens // part)
+    # What stands in for what a launch has not is never read.
+    nothing = query.new_empty((1, 1), dtype=torch.float32)
+    partial = extent = nothing
+    if splits > 1:
+        out_rows = rows * num_heads
+        partial = query.new_empty((out_rows, splits, output.shape[2]), dtype=torch.float32)
+        extent = query.new_empty((out_rows, splits, 2), dtype=torch.float32)
+    rounding = query.dtype is torch.bfloat16 and jit.is_interpreted(query.device)
+    scale = meaning.softmax_scale
     numbers = (
-        scale,
+        scale / meaning.soft_cap if meaning.soft_cap else scale * _LOG2_E,
         query_tokens,
-        sliding_window,
+        min(meaning.sliding_window, meaning.longest),
         part,
         splits,
         *query.stride(),
         *output.stride(),
         *key.strides,
         *value.strides,
-        *scale_strides_,
+        *(n for each in scales or () for n in scale_strides(each, per_token=per_token)),
+        *(() if scales else (0,) * 6),
         *block_table.stride(),
         lengths.stride(0),
     )
@@ -97,62 +153,81 @@ def plan_attend(
         "GROUP": group,
         "KEY_DIM": key.dim,
         "KEY_PACK": key.pack,
-        "KEY_PADDED": tile.key_padded,
+        "KEY_PADDED": padded_dim(key.dim),
         "VALUE_DIM": value.dim,
         "VALUE_PACK": value.pack,
-        "VALUE_PADDED": tile.value_padded,
-        "QUERY_STEP": math.gcd(_MOST_STEP, *query.stride()[:-1]),
+        "VALUE_PADDED": padded_dim(value.dim),
+        "OUT_DIM": output.shape[2],
+        "OUT_PADDED": padded_dim(output.shape[2]),
+        "LATENT": meaning.latent,
+        "QUERY_STEP": _step(query.stride()),
         "KEY_POOL_STEP": _step(key.strides),
         "VALUE_POOL_STEP": _step(value.strides),
-        "KEY_ADJACENT": _adjacent(key.strides),
-        "VALUE_ADJACENT": _adjacent(value.strides),
+        "KEY_ADJACENT": _has_adjacent_slots(key),
+        "VALUE_ADJACENT": _has_adjacent_slots(value),
         "BLOCK_SIZE": key_pool.shape[1],
-        "WINDOWED": sliding_window > 0,
-        "SOFT_CAP": soft_cap,
+        "WINDOWED": meaning.sliding_window > 0,
+        "SOFT_CAP": meaning.soft_cap,
         "CODE": MANTISSA_BITS.get(key_pool.dtype),
         "SCALE": scale_kind(scales, per_token=per_token),
-        "OPERAND": operand,
-        "ROUND_BF16": bf16 and interpreted,
+        # The interpreter multiplies no bf16.
+        "OPERAND": tl.float32 if rounding else _OPERANDS[query.dtype],
+        "ROUND_BF16": rounding,
         "RUN": math.gcd(key_pool.shape[1], tile.tokens),
         "SPLIT": splits > 1,
         "ROWS": tile.rows,
         "TOKENS": tile.tokens,
-        "PIECE": tile.piece,
+        "PIECE": min(tile.piece, padded_dim(key.dim)),
     }
-    assert list(constants) == list(attend_kernel.constants)
-    arguments = Arguments(
-        (*tensors, *placeholders, block_table, lengths, partial, extent), numbers, constants
-    )
+    tensors = (*own, *(() if scales else (nothing, nothing)), block_table, lengths, partial, extent)
     attend = attend_kernel.bind(
-        arguments, (programs * splits, 1), tile.warps, len(tensors), tile.stages
+        Arguments(tensors, numbers, constants),
+        (programs * splits, 1),
+        tile.warps,
+        len(own),
+        tile.stages,
     )
     if splits == 1:
         return Plan(operands, attend)
-    block = min(padded(value.dim), 128)
-    constants = {
-        "NUM_HEADS": num_heads,
-        "VALUE_DIM": value.dim,
-        "ROUND_BF16": bf16 and interpreted,
-        "SPLITS": padded(splits),
-        "BLOCK": block,
-    }
+    block = min(padded(output.shape[2]), _MERGED)
     merge = merge_attend_kernel.bind(
-        Arguments((output, partial, extent), (splits, *output.stride()), constants),
-        (len(query) * num_heads, -(-value.dim // block)),
-        4,
+        Arguments(
+            (output, partial, extent),
+            (splits, *output.stride()),
+            {
+                "NUM_HEADS": num_heads,
+                "OUT_DIM": output.shape[2],
+                "ROUND_BF16": rounding,
+                "SPLITS": padded(splits),
+                "BLOCK": block,
+            },
+        ),
+        (rows * num_heads, -(-output.shape[2] // block)),
+        _MERGING_WARPS,
         1,
     )
 
-    def launch(*own: torch.Tensor) -> None:
-        attend(*own)
-        merge(own[3])
+    def launch(*layer: torch.Tensor) -> None:
+        attend(*layer)
+        merge(layer[names.index("output")])
 
     return Plan(operands, launch)
 
 
-def _step(strides):
-    return math.gcd(_MOST_STEP, *(each for each in strides if each != 1))
+def _step(strides: tuple[int, ...]) -> int:
+    """Elements that all strides are multiples of but those of what lies side by side."""
+    return math.gcd(_MOST_STEP, *(stride for stride in strides if stride != 1))
 
 
-def _adjacent(strides):
-    return strides[1] == 1 and strides[4] != 1
+def _has_adjacent_slots(pool: Slots) -> bool:
+    """Whether a block's slots lie side by side, not a head's elements."""
+    _, slot, _, _, dim = pool.strides
+    return slot == 1 != dim
+
+
+def _gpu(device: torch.device) -> Gpu:
+    """Of a device; of a CPU, or where there is none, what stands for a GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return Gpu()
+    told = torch.cuda.get_device_properties(device)
+    return Gpu(told.multi_processor_count, told.shared_memory_per_multiprocessor)

@@ -1,19 +1,30 @@
-"""How attention is cut into programs: rows and tokens of a tile, and parts of a context."""
+"""How attention is cut into programs: the tile of one program, and the parts of a context."""
 
 from dataclasses import dataclass
 
 _TILE_BYTES = 16 << 10
-"""Of K, and of V, in a tile: with two stages of both, three programs fit a multiprocessor of 228
-KiB, two one of 163 KiB, and one the 99 KiB of the smaller GPUs."""
+"""Of K, and of V, in a tile."""
 _LEAST_DIM = 16
-"""Elements along which a GPU multiplies matrices at once."""
+"""Rows, and elements along which they are multiplied, that a GPU's matrix units take at least."""
+_FP32_BYTES = 4
+_FP32_PIECE = 32
+"""Elements of a head that are multiplied at once where there are no matrix units: more of them
+would be in registers together."""
 _MOST_PARTS = 64
 _MERGING_TOKENS = 128
-"""Tokens that a program could read in the time that merging takes: a launch of some 3 us."""
+"""Tokens that a program reads in the time that merging takes: a launch of some 3 us."""
 _STARTING_TOKENS = 32
-"""Tokens that a program could read in the time that it takes to begin and end."""
-_RESIDENT = 2
-"""Programs that a multiprocessor is taken to run at once."""
+"""Tokens that a program reads in the time that it takes to begin and to end."""
+_MOST_RESIDENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What decides how many programs run at once: of an H100 where there is no GPU to ask."""
+
+    multiprocessors: int = 132
+    shared_bytes: int = 228 << 10
+    """Shared memory of a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,64 +32,81 @@ class AttendTile:
     """What one program has at a time."""
 
     rows: int
-    """Query tokens times query heads of one KV head, a power of two."""
+    """Query tokens times the query heads of one KV head, a power of two."""
     tokens: int
-    """Of the context, a power of two."""
-    key_padded: int
-    """Elements of a head of K, rounded up to a power of two."""
-    value_padded: int
+    """Of a context, a power of two."""
     piece: int
-    """Elements of K's head that are multiplied at once."""
+    """Elements of K's head that are multiplied at once, a power of two."""
     warps: int
     stages: int
-    """Tiles that are being loaded or worked on at once."""
+    """Turns of the loop over a context that are under way at once. A block is looked up in one, and
+    its slots are loaded in another: with 5 two tiles are being loaded while a third is worked on,
+    with 3 one."""
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows x {self.tokens} tokens, {self.warps} warps, {self.stages} stages"
 
 
 def padded(number: int, least: int = 1) -> int:
-    """The power of two that is no less than either."""
+    """The lowest power of two that is no less than either."""
     return max(1 << max(number - 1, 0).bit_length(), least)
 
 
-def attend_tile(
-    rows: int, key_dim: int, value_dim: int, operand_bytes: int
-) -> AttendTile:
-    """The tile for a shape.
+def padded_dim(dim: int) -> int:
+    """Elements of a head as a kernel has them, a power of two."""
+    return padded(dim, _LEAST_DIM)
+
+
+def attend_tile(rows: int, dim: int, itemsize: int, *, quantised: bool = False) -> AttendTile:
+    """The tile for a shape. It leaves no register spilled, and fits the smallest GPU's memory.
 
     Args:
         rows: Query tokens of a sequence times query heads of a KV head.
-        key_dim: Elements of a head of K.
-        value_dim: Elements of a head of V.
-        operand_bytes: Of an element of what is multiplied: of the query's dtype.
+        dim: Elements of a head of K or V, whichever is more.
+        itemsize: Bytes of an element of the queries.
+        quantised: Whether the pools hold codes.
     """
-    key, value = padded(key_dim, _LEAST_DIM), padded(value_dim, _LEAST_DIM)
-    widest = max(key, value)
-    tokens = min(max(_TILE_BYTES // (widest * operand_bytes), 16), 64)
-    if operand_bytes == 4:  # noqa: PLR2004
-        return AttendTile(min(padded(rows), 16), min(tokens, 32), key, value, min(key, 32), 4, 2)
+    head = padded_dim(dim)
+    tokens = min(max(_TILE_BYTES // (head * itemsize), 16), 64)
+    if itemsize == _FP32_BYTES:
+        return AttendTile(min(padded(rows), 16), min(tokens, 32), min(head, _FP32_PIECE), 4, 5)
+    if head > 512:
+        return AttendTile(16, 16, head, 8, 3)
+    if head > 256:
+        return AttendTile(16 if rows <= 16 else 32, 16, head, 8, 3)
     if rows <= 16:
-        return AttendTile(16, tokens, key, value, key, 4, 2)
-    return AttendTile(min(padded(rows), 64), tokens, key, value, key, 4 if widest <= 128 else 8, 2)
+        return AttendTile(16, min(tokens, 32) if quantised else tokens, head, 4, 5)
+    if head > 128:
+        return AttendTile(min(padded(rows), 64), 32, head, 8, 3)
+    if rows <= 64:
+        return AttendTile(padded(rows), 32, head, 4, 5)
+    return AttendTile(128, 64, head, 8, 5)
 
 
-def split(programs: int, longest: int, tokens: int, multiprocessors: int) -> tuple[int, int]:
-    """Into how many parts contexts are split, and how many tokens a part has: a multiple of a tile.
+def split(
+    programs: int, longest: int, tile: AttendTile, token_bytes: int, gpu: Gpu
+) -> tuple[int, int]:
+    """Into how many parts contexts are split, and the tokens of a part: a multiple of a tile's.
 
-    Programs run in waves, each as long as a part. More parts fill the last wave better, but each
-    program takes a while to begin, and parts are to be merged.
+    Programs run in waves, each as long as a part. More parts leave less of the last wave empty, but
+    every program takes a while to begin, and parts are to be merged.
 
     Args:
-        programs: There are with one part.
-        longest: Tokens that a program would have to read at most with one part.
-        tokens: Of a tile.
-        multiprocessors: Of the GPU.
+        programs: How many there are with one part.
+        longest: Tokens that a program has to read at most with one part.
+        tile: Of a program.
+        token_bytes: Of K and V of one head in shared memory.
+        gpu: Where they run.
     """
-    tiles = -(-longest // tokens) + 1  # a window begins anywhere in a tile
-    at_once = multiprocessors * _RESIDENT
-    best, least = (1, tiles * tokens), None
-    for parts in range(1, min(_MOST_PARTS, tiles) + 1):
-        part = -(-tiles // parts) * tokens
-        cost = -(-programs * parts // at_once) * (part + _STARTING_TOKENS)
-        cost += _MERGING_TOKENS if parts > 1 else 0
-        if least is None or cost < least:
-            best, least = (-(-tiles * tokens // part), part), cost
-    return best
+    tiles = -(-longest // tile.tokens) + 1  # the first may have but its last token to see
+    buffers = max(tile.stages // 2, 1)
+    resident = gpu.shared_bytes // (buffers * tile.tokens * token_bytes)
+    at_once = gpu.multiprocessors * min(max(resident, 1), _MOST_RESIDENT)
+
+    def cost(parts: int) -> int:
+        part = -(-tiles // parts) * tile.tokens + _STARTING_TOKENS
+        return -(-programs * parts // at_once) * part + (_MERGING_TOKENS if parts > 1 else 0)
+
+    parts = min(range(1, min(_MOST_PARTS, tiles) + 1), key=cost)
+    part = -(-tiles // parts)
+    return -(-tiles // part), part * tile.tokens
