@@ -10,7 +10,15 @@ from kvbench.kernels import jit
 from kvbench.kernels.attend import attend_kernel
 from kvbench.kernels.attend_check import check_attention
 from kvbench.kernels.attend_merge import merge_attend_kernel
-from kvbench.kernels.attend_tiles import AttendTile, Gpu, attend_tile, padded, padded_dim, split
+from kvbench.kernels.attend_tiles import (
+    AttendTile,
+    Gpu,
+    attend_tile,
+    best_parts,
+    cut,
+    padded,
+    padded_dim,
+)
 from kvbench.kernels.codes import MANTISSA_BITS
 from kvbench.kernels.jit import Arguments
 from kvbench.kernels.plan import Operand, Plan
@@ -25,8 +33,10 @@ _OPERANDS = {
 }
 _LOG2_E = 1.0 / math.log(2.0)
 _MOST_STEP = 16
-_MERGED = 128
-"""Elements of a row that a program merges."""
+_MERGED_ELEMENTS = 128
+"""Of a row, that a program merges."""
+_MERGED = 4096
+"""Elements of all parts and rows that a program merges at once, at least: 32 of each thread."""
 _MERGING_WARPS = 4
 
 
@@ -62,9 +72,9 @@ def plan_attend(
     """Plan the attention of the last tokens of each sequence over its context.
 
     `run(query, key_pool, value_pool, output)`, followed by the scales if there are any, then fills
-    a layer's output: a row of it is 0 where its query sees nothing. Contexts are split between
-    programs where there are few sequences, heads and rows: what programs find is then merged in a
-    second launch, by way of memory that is allocated here.
+    a layer's output: a row of it is 0 where its query sees nothing. Where the rows of a KV head fit
+    one tile, as in decoding, contexts are split between programs if there are few of these; what
+    they find is then merged in a second launch, by way of memory that is allocated here.
 
     Args:
         query: fp32, fp16 or bf16 [batch * query_len, num_heads, head_dim], any strides, of any
@@ -113,17 +123,16 @@ def plan_attend(
             query.element_size(),
             quantised=bool(scales),
         )
-    programs = sequences * kv_heads * -(-query_tokens * group // tile.rows)
-    # Queries that share a program see that much between them at most.
+    tiles = -(-query_tokens * group // tile.rows)
+    # Queries that share a program see that many positions between them at most.
     reach = meaning.longest
     if meaning.sliding_window:
-        reach = min(reach, meaning.sliding_window + min(query_tokens, -(-tile.rows // group) + 1))
-    token_bytes = (padded_dim(key.dim) + padded_dim(value.dim)) * key_pool.element_size()
-    splits, part = split(programs, reach, tile, token_bytes, _gpu(query.device))
-    if parts is not None:
-        tiles = -(-reach // tile.tokens) + 1
-        part = -(-tiles // parts) * tile.tokens
-        splits = -(-tiles * tile.tokens // part)
+        reach = min(reach, meaning.sliding_window + query_tokens)
+    if parts is None:
+        token_bytes = (padded_dim(key.dim) + padded_dim(value.dim)) * key_pool.element_size()
+        gpu = _gpu(query.device)
+        parts = best_parts(sequences * kv_heads, reach, tile, token_bytes, gpu) if tiles == 1 else 1
+    splits, part = cut(reach, tile.tokens, parts)
     # What stands in for what a launch has not is never read.
     nothing = query.new_empty((1, 1), dtype=torch.float32)
     partial = extent = nothing
@@ -182,27 +191,29 @@ def plan_attend(
     tensors = (*own, *(() if scales else (nothing, nothing)), block_table, lengths, partial, extent)
     attend = attend_kernel.bind(
         Arguments(tensors, numbers, constants),
-        (programs * splits, 1),
+        (sequences * tiles * splits * kv_heads, 1),
         tile.warps,
         len(own),
         tile.stages,
     )
     if splits == 1:
         return Plan(operands, attend)
-    block = min(padded(output.shape[2]), _MERGED)
+    block = min(padded(output.shape[2]), _MERGED_ELEMENTS)
+    together = max(_MERGED // (padded(splits) * block), 1)
     merge = merge_attend_kernel.bind(
         Arguments(
             (output, partial, extent),
-            (splits, *output.stride()),
+            (rows * num_heads, splits, *output.stride()),
             {
                 "NUM_HEADS": num_heads,
                 "OUT_DIM": output.shape[2],
                 "ROUND_BF16": rounding,
                 "SPLITS": padded(splits),
+                "ROWS": together,
                 "BLOCK": block,
             },
         ),
-        (rows * num_heads, -(-output.shape[2] // block)),
+        (-(-rows * num_heads // together), -(-output.shape[2] // block)),
         _MERGING_WARPS,
         1,
     )

@@ -83,30 +83,39 @@ def attend_tile(rows: int, dim: int, itemsize: int, *, quantised: bool = False) 
     return AttendTile(128, 64, head, 8, 5)
 
 
-def split(
-    programs: int, longest: int, tile: AttendTile, token_bytes: int, gpu: Gpu
-) -> tuple[int, int]:
-    """Into how many parts contexts are split, and the tokens of a part: a multiple of a tile's.
+def cut(longest: int, tokens: int, parts: int) -> tuple[int, int]:
+    """Into how many parts contexts are cut, and the tokens of a part: a multiple of a tile's.
+
+    Args:
+        longest: Positions that the queries of a sequence see at most.
+        tokens: Of a tile.
+        parts: The most that there may be.
+    """
+    tiles = -(-longest // tokens) + 1  # of the first one they may see but the last position
+    part = -(-tiles // parts)
+    return -(-tiles // part), part * tokens
+
+
+def best_parts(programs: int, longest: int, tile: AttendTile, token_bytes: int, gpu: Gpu) -> int:
+    """Into how many parts contexts are best cut, between as many programs.
 
     Programs run in waves, each as long as a part. More parts leave less of the last wave empty, but
-    every program takes a while to begin, and parts are to be merged.
+    every program takes a while to begin, and what they find has to be merged.
 
     Args:
         programs: How many there are with one part.
-        longest: Tokens that a program has to read at most with one part.
+        longest: As in `cut`.
         tile: Of a program.
         token_bytes: Of K and V of one head in shared memory.
         gpu: Where they run.
     """
-    tiles = -(-longest // tile.tokens) + 1  # the first may have but its last token to see
     buffers = max(tile.stages // 2, 1)
     resident = gpu.shared_bytes // (buffers * tile.tokens * token_bytes)
     at_once = gpu.multiprocessors * min(max(resident, 1), _MOST_RESIDENT)
 
     def cost(parts: int) -> int:
-        part = -(-tiles // parts) * tile.tokens + _STARTING_TOKENS
-        return -(-programs * parts // at_once) * part + (_MERGING_TOKENS if parts > 1 else 0)
+        found, part = cut(longest, tile.tokens, parts)
+        waves = -(-programs * found // at_once)
+        return waves * (part + _STARTING_TOKENS) + (_MERGING_TOKENS if found > 1 else 0)
 
-    parts = min(range(1, min(_MOST_PARTS, tiles) + 1), key=cost)
-    part = -(-tiles // parts)
-    return -(-tiles // part), part * tile.tokens
+    return min(range(1, _MOST_PARTS + 1), key=cost)
