@@ -163,7 +163,8 @@ def _attend(
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
     summed = tl.full((ROWS, OUT_PADDED), 0.0, tl.float32)
-    for start in range(begin, end, TOKENS):
+    for tile_start in range(begin, end, TOKENS):
+        start = tl.multiple_of(tl.cast(tile_start, tl.int32), TOKENS)
         position = start + tl.arange(0, TOKENS)
         # Slots past the end hold anything, NaN too; an entry of the table before `first` may be
         # that of no block.

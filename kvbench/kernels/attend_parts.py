@@ -23,12 +23,11 @@ def slots_of_positions(
 ):
     """Block and place in the block of the TOKENS positions from `start` on.
 
-    The block is one number where RUN is all of them. `table` is where the sequence's row of the
+    `start` is a multiple of TOKENS. The block is one number where RUN is all of them. `table` is where the sequence's row of the
     block table lies, and the stride of its entries. An entry is looked up where its position is
     `inside` alone: any other may be that of no block.
     """
     base, entry_stride = table
-    start = tl.multiple_of(tl.cast(start, tl.int32), RUN)
     if RUN == TOKENS:
         # Some position of every tile is inside, and so its block is one.
         entry = (start // BLOCK_SIZE).to(tl.int64) * entry_stride

@@ -122,6 +122,7 @@ def plan_attend(
             max(key.dim, value.dim),
             query.element_size(),
             quantised=bool(scales),
+            latent=meaning.latent,
         )
     tiles = -(-query_tokens * group // tile.rows)
     # Queries that share a program see that many positions between them at most.

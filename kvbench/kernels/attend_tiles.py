@@ -57,7 +57,9 @@ def padded_dim(dim: int) -> int:
     return padded(dim, _LEAST_DIM)
 
 
-def attend_tile(rows: int, dim: int, itemsize: int, *, quantised: bool = False) -> AttendTile:
+def attend_tile(
+    rows: int, dim: int, itemsize: int, *, quantised: bool = False, latent: bool = False
+) -> AttendTile:
     """The tile for a shape. It leaves no register spilled, and fits the smallest GPU's memory.
 
     Args:
@@ -65,22 +67,29 @@ def attend_tile(rows: int, dim: int, itemsize: int, *, quantised: bool = False) 
         dim: Elements of a head of K or V, whichever is more.
         itemsize: Bytes of an element of the queries.
         quantised: Whether the pools hold codes.
+        latent: Whether K and V are one row.
     """
     head = padded_dim(dim)
     tokens = min(max(_TILE_BYTES // (head * itemsize), 16), 64)
+    if quantised:  # codes are in registers before they are multiplied
+        tokens = min(tokens, 32)
     if itemsize == _FP32_BYTES:
-        return AttendTile(min(padded(rows), 16), min(tokens, 32), min(head, _FP32_PIECE), 4, 5)
-    if head > 512:
-        return AttendTile(16, 16, head, 8, 3)
+        if head > 256:
+            return AttendTile(min(padded(rows), 16), 16, _FP32_PIECE, 8, 1)
+        warps = 4 if rows <= 8 or head < 128 else 8
+        return AttendTile(
+            min(padded(rows), 16), min(tokens, 32), min(head, _FP32_PIECE), warps, 5
+        )
     if head > 256:
-        return AttendTile(16 if rows <= 16 else 32, 16, head, 8, 3)
+        least = rows <= 16 or head > 512
+        return AttendTile(16 if least else 32, 16, head, 8, 5 if latent else 3)
     if rows <= 16:
-        return AttendTile(16, min(tokens, 32) if quantised else tokens, head, 4, 5)
+        return AttendTile(16, tokens, head, 4, 5)
     if head > 128:
-        return AttendTile(min(padded(rows), 64), 32, head, 8, 3)
+        return AttendTile(min(padded(rows), 64), 16 if quantised else 32, head, 8, 3)
     if rows <= 64:
         return AttendTile(padded(rows), 32, head, 4, 5)
-    return AttendTile(128, 64, head, 8, 5)
+    return AttendTile(128, tokens, head, 8, 5)
 
 
 def cut(longest: int, tokens: int, parts: int) -> tuple[int, int]:
