@@ -94,7 +94,9 @@ def simulated_gpu(
         triton.knobs.cache.dir = str(folder)  # never what an earlier run compiled
         patch.setattr(driver, "_active", gpu)
         patch.setattr(JITFunction, "_do_compile", do_compile)
-        patch.setattr("triton.compiler.compiler.max_shared_mem", lambda _: SHARED_BYTES[target.arch])
+        patch.setattr(
+            "triton.compiler.compiler.max_shared_mem", lambda _: SHARED_BYTES[target.arch]
+        )
         patch.setattr(jit, "is_interpreted", lambda _: False)
         patch.setattr(planning, "is_interpreted", lambda _: False)
         patch.setattr(tuning, "_choices", {})

@@ -109,7 +109,7 @@ def _attend(
     first = 0
     if WINDOWED:
         first = tl.maximum(before + tile * ROWS // GROUP - window_tokens + 1, 0)
-    begin = first // TOKENS * TOKENS + split * part_tokens
+    begin = first // TOKENS * TOKENS + tl.multiple_of(split * part_tokens, TOKENS)
     end = tl.minimum(last + 1, begin + part_tokens)
 
     out_row = sequence * query_tokens + token
@@ -163,8 +163,7 @@ def _attend(
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
     summed = tl.full((ROWS, OUT_PADDED), 0.0, tl.float32)
-    for tile_start in range(begin, end, TOKENS):
-        start = tl.multiple_of(tl.cast(tile_start, tl.int32), TOKENS)
+    for start in range(begin, end, TOKENS):
         position = start + tl.arange(0, TOKENS)
         # Slots past the end hold anything, NaN too; an entry of the table before `first` may be
         # that of no block.
@@ -183,7 +182,7 @@ def _attend(
                 key_pool, piece + element, KEY_DIM, KEY_PACK, KEY_POOL_STEP, KEY_ADJACENT
             )
             at = at_key[:, None] + offsets[None, :]
-            codes = load_tile(at, position, first, end, there, RUN, KEY_ADJACENT)
+            codes = load_tile(at, position, first, end, there, RUN, TOKENS, KEY_ADJACENT)
             keys = tl.trans(as_numbers(codes, OPERAND, CODE))
             scores = tl.dot(queries, keys, scores, input_precision="ieee")
         at_value = token_pointers(
@@ -202,8 +201,12 @@ def _attend(
                     key_pool, whole, KEY_DIM, KEY_PACK, KEY_POOL_STEP, KEY_ADJACENT
                 )
                 at = at_key[:, None] + offsets[None, :]
-                latent = load_tile(at, position, first, end, whole < KEY_DIM, RUN, KEY_ADJACENT)
-            codes = load_tile(at_value, position, first, end, value_there, RUN, VALUE_ADJACENT)
+                latent = load_tile(
+                    at, position, first, end, whole < KEY_DIM, RUN, TOKENS, KEY_ADJACENT
+                )
+            codes = load_tile(
+                at_value, position, first, end, value_there, RUN, TOKENS, VALUE_ADJACENT
+            )
             keys = tl.trans(as_numbers(codes, OPERAND, CODE))
             if CODE is None:
                 scores = tl.dot(rest, keys, scores, input_precision="ieee")
@@ -222,7 +225,9 @@ def _attend(
         if LATENT:
             codes = latent
         else:
-            codes = load_tile(at_value, position, first, end, value_there, RUN, VALUE_ADJACENT)
+            codes = load_tile(
+                at_value, position, first, end, value_there, RUN, TOKENS, VALUE_ADJACENT
+            )
             if SCALE == "per_token":
                 scales = token_scales(value_scale, kv_head, block, offset, inside, SCALE)
         if SCALE == "per_token":

@@ -30,9 +30,9 @@ def slots_of_positions(
     base, entry_stride = table
     if RUN == TOKENS:
         # Some position of every tile is inside, and so its block is one.
-        entry = (start // BLOCK_SIZE).to(tl.int64) * entry_stride
+        entry = tl.cast(start // BLOCK_SIZE, tl.int64) * entry_stride
         block = tl.load(base + entry).to(tl.int64)
-        offset = tl.multiple_of(start % BLOCK_SIZE, RUN) + tl.arange(0, TOKENS)
+        offset = tl.multiple_of(tl.cast(start % BLOCK_SIZE, tl.int32), RUN) + tl.arange(0, TOKENS)
     else:
         position = start + tl.arange(0, TOKENS)
         entry = (position // BLOCK_SIZE).to(tl.int64) * entry_stride
@@ -89,7 +89,14 @@ def load_queries(at, dim_stride, element, real, DIM: tl.constexpr, OPERAND: tl.c
 
 
 def load_tile(
-    at, position, first, end, elements, RUN: tl.constexpr, ADJACENT: tl.constexpr
+    at,
+    position,
+    first,
+    end,
+    elements,
+    RUN: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ADJACENT: tl.constexpr,
 ):
     """What tokens' heads hold, [TOKENS, elements], and 0 of positions before `first` or past `end`.
 
@@ -97,14 +104,16 @@ def load_tile(
     side by side it takes all of a run instead, of which some position is between the two, and what
     is no token's is left out afterwards.
     """
+    inside = (position >= first) & (position < end)
     if ADJACENT and RUN > 1:
-        run = position // RUN * RUN
-        there = (run + RUN > first) & (run < end)
-        codes = tl.load(at, mask=there[:, None] & elements[None, :], other=0)
-        inside = (position >= first) & (position < end)
+        if RUN == TOKENS:
+            codes = tl.load(at, mask=elements[None, :], other=0)
+        else:
+            run = position // RUN * RUN
+            there = (run + RUN > first) & (run < end)
+            codes = tl.load(at, mask=there[:, None] & elements[None, :], other=0)
         codes = tl.where(inside[:, None], codes, 0)
     else:
-        inside = (position >= first) & (position < end)
         codes = tl.load(at, mask=inside[:, None] & elements[None, :], other=0)
     return codes
 

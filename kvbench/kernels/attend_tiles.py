@@ -77,9 +77,7 @@ def attend_tile(
         if head > 256:
             return AttendTile(min(padded(rows), 16), 16, _FP32_PIECE, 8, 1)
         warps = 4 if rows <= 8 or head < 128 else 8
-        return AttendTile(
-            min(padded(rows), 16), min(tokens, 32), min(head, _FP32_PIECE), warps, 5
-        )
+        return AttendTile(min(padded(rows), 16), min(tokens, 32), min(head, _FP32_PIECE), warps, 5)
     if head > 256:
         least = rows <= 16 or head > 512
         return AttendTile(16 if least else 32, 16, head, 8, 5 if latent else 3)
