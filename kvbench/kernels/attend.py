@@ -5,21 +5,64 @@ import triton.language as tl
 from kvbench.kernels.attend_parts import (
     as_numbers,
     as_operand,
-    cap_scores,
     element_offsets,
-    fold_tile,
     head_scale,
+    load_head,
     load_queries,
-    load_tile,
+    rows_of_program,
     slots_of_positions,
+    store_part,
+    store_rows,
     token_pointers,
     token_scales,
 )
+from kvbench.kernels.attend_softmax import cap_scores, fold_tile, seen_scores
 from kvbench.kernels.codes import decode, round_to_bf16
 from kvbench.kernels.jit import Kernel
 
 
-def _attend(
+def key_scores(
+    rows,
+    whole,
+    pool,
+    kv_head,
+    slots,
+    span,
+    DIM: tl.constexpr,
+    PACK: tl.constexpr,
+    PADDED: tl.constexpr,
+    PIECE: tl.constexpr,
+    STEP: tl.constexpr,
+    ADJACENT: tl.constexpr,
+    CODE: tl.constexpr,
+    OPERAND: tl.constexpr,
+    RUN: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Products of queries with a tile's keys, [ROWS, TOKENS], without scales; and the last codes.
+
+    Args:
+        rows: Where the rows' heads begin, the stride of their elements, and which rows are real.
+        whole: The first PIECE elements of the queries, [ROWS, PIECE]: all, if PIECE is PADDED.
+        pool: As in `load_head`, like kv_head, slots and span.
+    """
+    at, stride, real = rows
+    scores = tl.full((ROWS, TOKENS), 0.0, tl.float32)
+    for piece in tl.static_range(0, PADDED, PIECE):
+        element = piece + tl.arange(0, PIECE)
+        queries = whole
+        if piece > 0:
+            queries = load_queries(at, stride, element, real, DIM, OPERAND)
+        codes = load_head(
+            pool, kv_head, slots, span, element, DIM, PACK, STEP, ADJACENT, RUN, TOKENS
+        )
+        keys = tl.trans(as_numbers(codes, OPERAND, CODE))
+        scores = tl.dot(queries, keys, scores, input_precision="ieee")
+    return scores, codes
+
+
+def _attend(  # noqa: C901, PLR0915 - its branches are taken when it is compiled
     query,
     key_pool,
     value_pool,
@@ -89,49 +132,27 @@ def _attend(
     TOKENS: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    # Programs that begin together share what they read: first come the heads of a token, whose slots
-    # lie side by side, then the parts of a context, then the tiles of rows, those that see most
-    # before the others.
-    program = tl.program_id(0)
-    kv_head = (program % KV_HEADS).to(tl.int64)
-    split = program // KV_HEADS % splits
-    tiles = (query_tokens * GROUP + ROWS - 1) // ROWS
-    tile = tiles - 1 - program // KV_HEADS // splits % tiles
-    sequence = (program // KV_HEADS // splits // tiles).to(tl.int64)
-
-    length = tl.load(lengths + sequence * lengths_stride).to(tl.int32)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    token = row // GROUP
+    kv_head, split, sequence, token, head, before, first_token, last_token = rows_of_program(
+        (lengths, lengths_stride), query_tokens, splits, KV_HEADS, GROUP, ROWS
+    )
     real = token < query_tokens
-    before = length - query_tokens
-    place = before + token  # may be negative: of a query that sees nothing
-    last = before + tl.minimum((tile * ROWS + ROWS - 1) // GROUP, query_tokens - 1)
+    place = before + token
     first = 0
     if WINDOWED:
-        first = tl.maximum(before + tile * ROWS // GROUP - window_tokens + 1, 0)
+        first = tl.maximum(before + first_token - window_tokens + 1, 0)
     begin = first // TOKENS * TOKENS + tl.multiple_of(split * part_tokens, TOKENS)
-    end = tl.minimum(last + 1, begin + part_tokens)
+    end = tl.minimum(before + last_token + 1, begin + part_tokens)
 
     out_row = sequence * query_tokens + token
-    head = kv_head * GROUP + row % GROUP
     at_query = query + tl.multiple_of(
         out_row * query_token_stride + head * query_head_stride, QUERY_STEP
     )
-    element = tl.arange(0, PIECE)
-    if PIECE == KEY_PADDED:
-        queries = load_queries(at_query, query_dim_stride, element, real, KEY_DIM, OPERAND)
+    rows = (at_query, query_dim_stride, real)
+    queries = load_queries(
+        at_query, query_dim_stride, tl.arange(0, PIECE), real, KEY_DIM, OPERAND
+    )
     value_element = tl.arange(0, VALUE_PADDED)
-    if LATENT:
-        # The last elements of a query's head are for k_pe, which is where V is elsewhere.
-        rest = load_queries(
-            at_query,
-            query_dim_stride,
-            KEY_DIM + value_element,
-            real,
-            KEY_DIM + VALUE_DIM,
-            OPERAND,
-        )
-
+    out_element = tl.arange(0, OUT_PADDED)
     key_pool = (
         key_pool,
         key_pool_block_stride,
@@ -155,11 +176,15 @@ def _attend(
         value_scale_slot_stride,
         value_scale_head_stride,
     )
+    output_scale = key_scale if LATENT else value_scale
+    if LATENT:
+        # The last elements of a query's head are for k_pe, which is where V is elsewhere.
+        dim: tl.constexpr = KEY_DIM + VALUE_DIM
+        rest = load_queries(
+            at_query, query_dim_stride, KEY_DIM + value_element, real, dim, OPERAND
+        )
     table = (block_table + sequence * block_table_sequence_stride, block_table_entry_stride)
 
-    value_offsets = element_offsets(
-        value_pool, value_element, VALUE_DIM, VALUE_PACK, VALUE_POOL_STEP, VALUE_ADJACENT
-    )
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
     summed = tl.full((ROWS, OUT_PADDED), 0.0, tl.float32)
@@ -168,69 +193,87 @@ def _attend(
         # Slots past the end hold anything, NaN too; an entry of the table before `first` may be
         # that of no block.
         inside = (position >= first) & (position < end)
-        block, offset = slots_of_positions(table, start, inside, BLOCK_SIZE, RUN, TOKENS)
-
-        at_key = token_pointers(key_pool, kv_head, block, offset, KEY_POOL_STEP, KEY_ADJACENT)
-        scores = tl.full((ROWS, TOKENS), 0.0, tl.float32)
-        for piece in tl.static_range(0, KEY_PADDED, PIECE):
-            there = piece + element < KEY_DIM
-            if PIECE != KEY_PADDED:
-                queries = load_queries(
-                    at_query, query_dim_stride, piece + element, real, KEY_DIM, OPERAND
-                )
-            offsets = element_offsets(
-                key_pool, piece + element, KEY_DIM, KEY_PACK, KEY_POOL_STEP, KEY_ADJACENT
-            )
-            at = at_key[:, None] + offsets[None, :]
-            codes = load_tile(at, position, first, end, there, RUN, TOKENS, KEY_ADJACENT)
-            keys = tl.trans(as_numbers(codes, OPERAND, CODE))
-            scores = tl.dot(queries, keys, scores, input_precision="ieee")
-        at_value = token_pointers(
-            value_pool, kv_head, block, offset, VALUE_POOL_STEP, VALUE_ADJACENT
+        span = (position, first, end)
+        slots = slots_of_positions(table, start, inside, BLOCK_SIZE, RUN, TOKENS)
+        scores, codes = key_scores(
+            rows,
+            queries,
+            key_pool,
+            kv_head,
+            slots,
+            span,
+            KEY_DIM,
+            KEY_PACK,
+            KEY_PADDED,
+            PIECE,
+            KEY_POOL_STEP,
+            KEY_ADJACENT,
+            CODE,
+            OPERAND,
+            RUN,
+            ROWS,
+            TOKENS,
         )
-        at_value = at_value[:, None] + value_offsets[None, :]
-        value_there = value_element < VALUE_DIM
         if CODE is not None:
-            scales = token_scales(key_scale, kv_head, block, offset, inside, SCALE)
-            scores *= scales[None, :]
+            scores *= token_scales(key_scale, kv_head, slots, inside, SCALE)[None, :]
         if LATENT:
-            latent = codes  # V is the same row, which is loaded once
-            if PIECE != KEY_PADDED:
-                whole = tl.arange(0, OUT_PADDED)
-                offsets = element_offsets(
-                    key_pool, whole, KEY_DIM, KEY_PACK, KEY_POOL_STEP, KEY_ADJACENT
-                )
-                at = at_key[:, None] + offsets[None, :]
-                latent = load_tile(
-                    at, position, first, end, whole < KEY_DIM, RUN, TOKENS, KEY_ADJACENT
-                )
-            codes = load_tile(
-                at_value, position, first, end, value_there, RUN, TOKENS, VALUE_ADJACENT
+            others, _ = key_scores(
+                rows,
+                rest,
+                value_pool,
+                kv_head,
+                slots,
+                span,
+                VALUE_DIM,
+                VALUE_PACK,
+                VALUE_PADDED,
+                VALUE_PADDED,
+                VALUE_POOL_STEP,
+                VALUE_ADJACENT,
+                CODE,
+                OPERAND,
+                RUN,
+                ROWS,
+                TOKENS,
             )
-            keys = tl.trans(as_numbers(codes, OPERAND, CODE))
-            if CODE is None:
-                scores = tl.dot(rest, keys, scores, input_precision="ieee")
-            else:
-                others = token_scales(value_scale, kv_head, block, offset, inside, SCALE)
-                scores += tl.dot(rest, keys, input_precision="ieee") * others[None, :]
-        scores *= score_scale
-        if SOFT_CAP:
-            scores = cap_scores(scores, SOFT_CAP)
-        seen = inside[None, :] & (position[None, :] <= place[:, None])
-        if WINDOWED:
-            seen &= position[None, :] > place[:, None] - window_tokens
-        scores = tl.where(seen, scores, float("-inf"))
+            if CODE is not None:
+                others *= token_scales(value_scale, kv_head, slots, inside, SCALE)[None, :]
+            scores += others
+        scores = seen_scores(
+            scores * score_scale, position, place, inside, window_tokens, SOFT_CAP, WINDOWED
+        )
         most, total, kept, weights = fold_tile(most, total, scores)
 
-        if LATENT:
-            codes = latent
-        else:
-            codes = load_tile(
-                at_value, position, first, end, value_there, RUN, TOKENS, VALUE_ADJACENT
+        if not LATENT:
+            codes = load_head(
+                value_pool,
+                kv_head,
+                slots,
+                span,
+                value_element,
+                VALUE_DIM,
+                VALUE_PACK,
+                VALUE_POOL_STEP,
+                VALUE_ADJACENT,
+                RUN,
+                TOKENS,
             )
-            if SCALE == "per_token":
-                scales = token_scales(value_scale, kv_head, block, offset, inside, SCALE)
+        elif PIECE != KEY_PADDED:  # else V is what was loaded as K
+            codes = load_head(
+                key_pool,
+                kv_head,
+                slots,
+                span,
+                out_element,
+                KEY_DIM,
+                KEY_PACK,
+                KEY_POOL_STEP,
+                KEY_ADJACENT,
+                RUN,
+                TOKENS,
+            )
         if SCALE == "per_token":
+            scales = token_scales(output_scale, kv_head, slots, inside, SCALE)
             values = as_operand(decode(codes, CODE) * scales[:, None], OPERAND, ROUND_BF16)
         else:
             values = as_numbers(codes, OPERAND, CODE)
@@ -238,37 +281,34 @@ def _attend(
         summed = tl.dot(weights, values, summed * kept[:, None], input_precision="ieee")
 
     if CODE is not None and SCALE != "per_token":
-        summed *= head_scale(key_scale if LATENT else value_scale, kv_head)
-    out_element = tl.arange(0, OUT_PADDED)
+        summed *= head_scale(output_scale, kv_head)
     here = real[:, None] & (out_element < OUT_DIM)[None, :]
     if SPLIT:
         part = (out_row * KV_HEADS * GROUP + head) * splits + split
-        at = partial + (part * OUT_DIM)[:, None] + out_element[None, :]
-        tl.store(at, summed, mask=here & (total > 0)[:, None])
-        tl.store(extent + part * 2, most, mask=real)
-        tl.store(extent + part * 2 + 1, total, mask=real)
+        store_part(partial, extent, part, most, total, summed, real, here, OUT_DIM, OUT_PADDED)
     else:
-        numbers = summed / tl.where(total > 0, total, 1.0)[:, None]
-        if ROUND_BF16:
-            numbers = round_to_bf16(numbers)
-        at = output + (out_row * output_token_stride + head * output_head_stride)[:, None]
-        at += out_element.to(tl.int64)[None, :] * output_dim_stride
-        tl.store(at, numbers.to(output.dtype.element_ty), mask=here)
+        at = (output, output_token_stride, output_head_stride, output_dim_stride)
+        store_rows(at, out_row, head, out_element, total, summed, here, ROUND_BF16)
 
 
 attend_kernel = Kernel(
     _attend,
+    key_scores,
+    rows_of_program,
     slots_of_positions,
     token_pointers,
     element_offsets,
     load_queries,
-    load_tile,
+    load_head,
     as_numbers,
     as_operand,
     head_scale,
     token_scales,
+    seen_scores,
     cap_scores,
     fold_tile,
+    store_part,
+    store_rows,
     decode,
     round_to_bf16,
 )

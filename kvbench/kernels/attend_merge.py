@@ -2,6 +2,7 @@
 
 import triton.language as tl
 
+from kvbench.kernels.attend_parts import store_rows
 from kvbench.kernels.codes import round_to_bf16
 from kvbench.kernels.jit import Kernel
 
@@ -40,13 +41,9 @@ def _merge_attend(
     summed = tl.load(at, mask=there, other=0.0) * weight[:, :, None]
     summed = tl.reduce(summed, 1, tl.standard._sum_combine)  # noqa: SLF001
     total = tl.reduce(total * weight, 1, tl.standard._sum_combine)  # noqa: SLF001
-    numbers = summed / tl.where(total > 0, total, 1.0)[:, None]
-    if ROUND_BF16:
-        numbers = round_to_bf16(numbers)
-    at = output + row // NUM_HEADS * output_token_stride + row % NUM_HEADS * output_head_stride
-    at = at[:, None] + element.to(tl.int64)[None, :] * output_dim_stride
-    mask = real[:, None] & (element < OUT_DIM)[None, :]
-    tl.store(at, numbers.to(output.dtype.element_ty), mask=mask)
+    at = (output, output_token_stride, output_head_stride, output_dim_stride)
+    here = real[:, None] & (element < OUT_DIM)[None, :]
+    store_rows(at, row // NUM_HEADS, row % NUM_HEADS, element, total, summed, here, ROUND_BF16)
 
 
-merge_attend_kernel = Kernel(_merge_attend, round_to_bf16)
+merge_attend_kernel = Kernel(_merge_attend, store_rows, round_to_bf16)

@@ -1,16 +1,52 @@
-"""What attention over a paged cache is made of, as Triton functions: its kernels share them.
+"""Where an attention finds its rows, and the K and V of their contexts, as Triton functions.
 
 A tile is TOKENS positions of a sequence's context, of one KV head, against the ROWS rows of a
 program: query tokens times the query heads that share the KV head. Tiles begin at multiples of
 TOKENS. RUN says how many tokens of a tile lie in one block at least: where it is all of them the
 block table is looked up once, else once for each token.
 
-Scores are kept times log2(e), so that their exponentials are powers of two: what a GPU has.
+STEP says of how many elements all strides of a tensor are multiples but that of what lies side by
+side, and ADJACENT whether that are a block's slots instead of a head's elements: as in `offsets`,
+the compiler knows with it how wide an access may be.
 """
 
 import triton.language as tl
 
 from kvbench.kernels.codes import decode, round_to_bf16
+
+
+def rows_of_program(
+    context,
+    query_tokens,
+    splits,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """What a program is for.
+
+    Programs that begin together share what they read: first come the heads of a token, whose slots
+    lie side by side, then the parts of a context, then the tiles of rows, those that see most
+    before the others. `context` is the tensor of the contexts' lengths, and its stride.
+
+    Returns:
+        Its KV head, its part of the context and its sequence; the query tokens of its rows, [ROWS],
+        of which there are query_tokens; their heads, [ROWS]; the position of query token 0, which
+        is negative if the context is shorter; and the first and the last query token.
+    """
+    lengths, stride = context
+    program = tl.program_id(0)
+    kv_head = (program % KV_HEADS).to(tl.int64)
+    split = program // KV_HEADS % splits
+    tiles = (query_tokens * GROUP + ROWS - 1) // ROWS
+    tile = tiles - 1 - program // KV_HEADS // splits % tiles
+    sequence = (program // KV_HEADS // splits // tiles).to(tl.int64)
+    row = tile * ROWS + tl.arange(0, ROWS)
+    head = kv_head * GROUP + row % GROUP
+    before = tl.load(lengths + sequence * stride).to(tl.int32) - query_tokens
+    first = tile * ROWS // GROUP
+    last = tl.minimum((tile * ROWS + ROWS - 1) // GROUP, query_tokens - 1)
+    return kv_head, split, sequence, row // GROUP, head, before, first, last
 
 
 def slots_of_positions(
@@ -43,12 +79,7 @@ def slots_of_positions(
 
 
 def token_pointers(pool, kv_head, block, offset, STEP: tl.constexpr, ADJACENT: tl.constexpr):
-    """Where the first element of the tokens' heads lies, [TOKENS]; `pool` a tensor, its strides.
-
-    STEP says of how many elements all strides are multiples but that of what lies side by side,
-    ADJACENT whether that are a block's slots instead of a head's elements: as in `offsets`, the
-    compiler knows with it how wide an access may be.
-    """
+    """Where the first element of the tokens' heads lies, [TOKENS]; `pool` a tensor, its strides."""
     base, block_stride, slot_stride, head_stride, _, _ = pool
     head = tl.multiple_of(kv_head * head_stride, STEP)
     if ADJACENT:
@@ -80,7 +111,10 @@ def element_offsets(
 
 
 def load_queries(at, dim_stride, element, real, DIM: tl.constexpr, OPERAND: tl.constexpr):
-    """Elements of the heads of a program's rows, [ROWS, elements]; `at` where they begin."""
+    """Elements of the heads of a program's rows, [ROWS, elements], as a product's operand.
+
+    `at` is where the heads begin; they have DIM elements. Rows that are not real are 0.
+    """
     return tl.load(
         at[:, None] + element.to(tl.int64)[None, :] * dim_stride,
         mask=real[:, None] & (element < DIM)[None, :],
@@ -88,33 +122,48 @@ def load_queries(at, dim_stride, element, real, DIM: tl.constexpr, OPERAND: tl.c
     ).to(OPERAND)
 
 
-def load_tile(
-    at,
-    position,
-    first,
-    end,
-    elements,
+def load_head(
+    pool,
+    kv_head,
+    slots,
+    span,
+    element,
+    DIM: tl.constexpr,
+    PACK: tl.constexpr,
+    STEP: tl.constexpr,
+    ADJACENT: tl.constexpr,
     RUN: tl.constexpr,
     TOKENS: tl.constexpr,
-    ADJACENT: tl.constexpr,
 ):
-    """What tokens' heads hold, [TOKENS, elements], and 0 of positions before `first` or past `end`.
+    """Elements of a tile's tokens in a pool, [TOKENS, elements], and 0 where there are none.
 
     A load whose mask changes from slot to slot takes one slot at a time. Where a block's slots lie
-    side by side it takes all of a run instead, of which some position is between the two, and what
-    is no token's is left out afterwards.
+    side by side it takes all of a run instead, of which some position is in the span, and what is
+    not is left out afterwards.
+
+    Args:
+        pool: A tensor and its strides.
+        kv_head: Whose elements.
+        slots: The tokens' blocks and places in them.
+        span: The tokens' positions, and the first and the end of those that are wanted.
+        element: Which of the DIM of a head.
     """
+    block, offset = slots
+    position, first, end = span
+    at = token_pointers(pool, kv_head, block, offset, STEP, ADJACENT)[:, None]
+    at += element_offsets(pool, element, DIM, PACK, STEP, ADJACENT)[None, :]
     inside = (position >= first) & (position < end)
+    elements = (element < DIM)[None, :]
     if ADJACENT and RUN > 1:
         if RUN == TOKENS:
-            codes = tl.load(at, mask=elements[None, :], other=0)
+            codes = tl.load(at, mask=elements, other=0)
         else:
             run = position // RUN * RUN
             there = (run + RUN > first) & (run < end)
-            codes = tl.load(at, mask=there[:, None] & elements[None, :], other=0)
+            codes = tl.load(at, mask=there[:, None] & elements, other=0)
         codes = tl.where(inside[:, None], codes, 0)
     else:
-        codes = tl.load(at, mask=inside[:, None] & elements[None, :], other=0)
+        codes = tl.load(at, mask=inside[:, None] & elements, other=0)
     return codes
 
 
@@ -139,9 +188,10 @@ def head_scale(scale, kv_head):
     return tl.load(base + kv_head * head_stride)
 
 
-def token_scales(scale, kv_head, block, offset, inside, SCALE: tl.constexpr):
+def token_scales(scale, kv_head, slots, inside, SCALE: tl.constexpr):
     """The scales of a tile's tokens, [TOKENS], or [1] if all have one."""
     base, block_stride, slot_stride, head_stride = scale
+    block, offset = slots
     if SCALE == "per_token":
         at = base + (block * block_stride + offset * slot_stride)
         scales = tl.load(at, mask=inside, other=0.0)
@@ -150,36 +200,45 @@ def token_scales(scale, kv_head, block, offset, inside, SCALE: tl.constexpr):
     return scales
 
 
-def cap_scores(scores, SOFT_CAP: tl.constexpr):
-    """SOFT_CAP * tanh(scores) * log2(e), of scores that were divided by SOFT_CAP."""
-    size = tl.abs(scores)
-    decay = tl.exp2(-2.8853900817779268 * size)
-    square = size * size
-    # Near 0 the quotient below would be a difference of numbers that are almost the same.
-    series = -0.05396825396825397 + square * 0.021869488536155203
-    series = 1.0 + square * (-0.3333333333333333 + square * (0.13333333333333333 + square * series))
-    capped = tl.where(size < 0.25, size * series, (1.0 - decay) / (1.0 + decay))
-    capped *= SOFT_CAP * 1.4426950408889634
-    return tl.where(scores < 0, -capped, capped)
+def store_rows(output, row, head, element, total, summed, here, ROUND_BF16: tl.constexpr):
+    """Store the rows of an output: sums over their total weight, or 0 if there is none.
+
+    `output` is a tensor and its strides, `element` those of a row, `here` which are there.
+    """
+    base, token_stride, head_stride, dim_stride = output
+    numbers = summed / tl.where(total > 0, total, 1.0)[:, None]
+    if ROUND_BF16:
+        numbers = round_to_bf16(numbers)
+    at = base + (row * token_stride + head * head_stride)[:, None]
+    at += element.to(tl.int64)[None, :] * dim_stride
+    tl.store(at, numbers.to(base.dtype.element_ty), mask=here)
 
 
-def fold_tile(most, total, scores):
-    """Take a tile's scores into the softmax so far.
+def store_part(
+    partial,
+    extent,
+    part,
+    most,
+    total,
+    summed,
+    real,
+    here,
+    OUT_DIM: tl.constexpr,
+    OUT_PADDED: tl.constexpr,
+):
+    """Store what rows found in their part of a context, to be merged: nothing, maybe.
 
     Args:
-        most: The highest score of each row, [ROWS], -inf where it has seen nothing.
-        total: The sum of the powers of two of the scores less `most`, [ROWS].
-        scores: [ROWS, TOKENS], -inf of what a row does not see.
-
-    Returns:
-        `most` and `total` with the tile; what a sum so far is to be multiplied with, [ROWS]; and
-        the tile's weights, [ROWS, TOKENS].
+        partial: Sums, float32 [rows and parts, OUT_DIM].
+        extent: The highest score and the total weight, float32 [rows and parts, 2].
+        part: Which of these, [ROWS].
+        most: As in `fold_tile`, like total and summed.
+        total: If it is 0, sums are not stored: they are 0.
+        summed: Weighted sums of V.
+        real: Which rows there are.
+        here: Which elements of which rows there are.
     """
-    highest = tl.reduce(scores, 1, tl.standard._elementwise_max)  # noqa: SLF001 - see jit
-    after = tl.maximum(most, highest)
-    # Of two infinities the difference would be NaN.
-    reference = tl.where(after == float("-inf"), 0.0, after)
-    kept = tl.exp2(most - reference)
-    weights = tl.exp2(scores - reference[:, None])
-    added = tl.reduce(weights, 1, tl.standard._sum_combine)  # noqa: SLF001
-    return after, total * kept + added, kept, weights
+    at = partial + (part * OUT_DIM)[:, None] + tl.arange(0, OUT_PADDED)[None, :]
+    tl.store(at, summed, mask=here & (total > 0)[:, None])
+    tl.store(extent + part * 2, most, mask=real)
+    tl.store(extent + part * 2 + 1, total, mask=real)
