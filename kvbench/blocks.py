@@ -123,9 +123,10 @@ def place_sequences(case: Case, starts: list[int], lengths: list[int]) -> Placem
         (max(first - head, 0), count - max(first + gap, head))
         for first, count, head, gap in zip(firsts, needed, heads, gaps, strict=True)
     ]
-    supply, num_blocks = _supply(case, max(heads, default=0) + sum(map(sum, own)))
+    shared = _held_of_prefix(case, heads, gaps)
+    supply, num_blocks = _supply(case, len(shared) + sum(map(sum, own)))
     blocks = iter(supply)
-    prefix = [next(blocks) for _ in range(max(heads, default=0))]
+    prefix = [NO_BLOCK] * shared.start + list(itertools.islice(blocks, len(shared)))
     tables = []
     for first, head, (before, after), gap in zip(firsts, heads, own, gaps, strict=True):
         table = prefix[: min(head, first)] + list(itertools.islice(blocks, before))
@@ -133,6 +134,15 @@ def place_sequences(case: Case, starts: list[int], lengths: list[int]) -> Placem
         table += itertools.islice(blocks, after)
         tables.append(table + [NO_BLOCK] * case.table_padding)
     return Placement(starts, lengths, tables, num_blocks)
+
+
+def _held_of_prefix(case: Case, heads: list[int], gaps: list[int]) -> range:
+    """The logical blocks of the shared prefix that any sequence has not freed."""
+    end = max(heads, default=0)
+    if case.op != "attend":
+        return range(end)
+    held = [gap for head, gap in zip(heads, gaps, strict=True) if gap < head]
+    return range(min(held, default=end), end)
 
 
 def _missing(case: Case, first: int, count: int, length: int) -> int:

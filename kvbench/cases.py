@@ -223,8 +223,9 @@ class Case:
 
     @property
     def value_head_dim(self) -> int:
-        """Elements of one head of an attention's output. Over an MLA pool, where V is kv_c and a
-        query's head is as long as a whole row, they are fewer than the query's head_dim.
+        """Elements of one head of an attention's output.
+
+        Over an MLA pool, where V is kv_c, they are fewer than a query's, which are a whole row's.
         """
         return self.key_dim
 

@@ -62,6 +62,7 @@ class _Finite(click.FloatRange):
 def _sweep_options(command: F) -> F:
     for option in (
         click.option("-a", "--axis", "axes", multiple=True, metavar="NAME=VALUES", help=_AXIS_HELP),
+        click.option("--op", "ops", metavar="NAMES", help="Of these ops alone, as write,read."),
         click.option(
             "-s", "--strategy", "patterns", multiple=True, metavar="NAME", help=_STRATEGY_HELP
         ),
@@ -186,6 +187,7 @@ def cli() -> None:
 )
 def run(
     axes: tuple[str, ...],
+    ops: str | None,
     patterns: tuple[str, ...],
     device: str,
     files: tuple[Path, ...],
@@ -210,9 +212,9 @@ def run(
     """Check, time, rank and plot strategies over a sweep.
 
     The sweep is a preset, or the axes given with -a; with both, the axes replace those of the
-    preset.
+    preset. With --op alone it is what suits the device, of these ops.
     """
-    overrides = Axes.parse(axes)
+    overrides = _given(axes, ops)
     if seed and "seed" not in dict(overrides.values):
         overrides = overrides.override(Axes((("seed", (seed,)),)))
     named = get_preset(preset) if preset is not None else None
@@ -232,9 +234,9 @@ def run(
         chosen = named if named or axes else suited
         cases = chosen.cases(overrides) if chosen else overrides.expand()
         overrides.refuse_without_effect(cases)
-        ops = {strategy.op for strategy in strategies}
+        done = {strategy.op for strategy in strategies}
         plan = Plan(
-            cases=shard_of([case for case in cases if case.op in ops], seed, *_shard(shard)),
+            cases=shard_of([case for case in cases if case.op in done], seed, *_shard(shard)),
             strategies=strategies,
             device=target,
             command=_command_line(),
@@ -274,6 +276,11 @@ def run(
         _sweep(plan, folder, isolate=not in_process, mixed=mixed, **limits)
         runs = (folder,)
     _report(runs, layers)
+
+
+def _given(axes: Iterable[str], ops: str | None) -> Axes:
+    """The axes of -a, and that of --op."""
+    return Axes.parse((*axes, *([f"op={ops}"] if ops is not None else [])))
 
 
 def _refuse_beside_ray(address: str | None, **others: bool) -> None:
@@ -400,6 +407,7 @@ def _report(folders: Iterable[Path], layers: int) -> None:
 )
 def check(
     axes: tuple[str, ...],
+    ops: str | None,
     patterns: tuple[str, ...],
     device: str,
     files: tuple[Path, ...],
@@ -410,11 +418,12 @@ def check(
 
     Axes given with -a replace the default grid, or those of the exhaustive one.
     """
-    given = Axes.parse(axes)
-    if exhaustive:
-        cases = override_all(EXHAUSTIVE_GRIDS, given)
+    given = _given(axes, ops)
+    grids = EXHAUSTIVE_GRIDS if exhaustive else CHECK_GRIDS
+    if axes and not exhaustive:
+        cases = given.expand()
     else:
-        cases = given.expand() if axes else expand_all(CHECK_GRIDS)
+        cases = override_all(grids, given) if axes or ops else expand_all(grids)
     given.refuse_without_effect(cases)
 
     from kvbench import devices
@@ -423,8 +432,8 @@ def check(
 
     strategies = _strategies(patterns, files)
     target = devices.resolve(device)
-    ops = {strategy.op for strategy in strategies}
-    cases = tuple(case for case in cases if case.op in ops)
+    done = {strategy.op for strategy in strategies}
+    cases = tuple(case for case in cases if case.op in done)
     with _meter(len(cases)) as meter:
         report = check_all(cases, strategies, target, lambda case: meter.advance(case.op))
     if exhaustive:
@@ -654,6 +663,7 @@ def _say(text: str) -> None:
 
 
 def _print_tables(frame: "pd.DataFrame", layers: int, *, markdown: bool) -> None:
+    from kvbench.report.attention import gather_table
     from kvbench.report.tables import ranking_table, times_table
 
     for op in OPS:
@@ -662,6 +672,9 @@ def _print_tables(frame: "pd.DataFrame", layers: int, *, markdown: bool) -> None
             continue
         for table in (ranking_table(frame, op, layers), times):
             _show(table, markdown=markdown)
+    beside = gather_table(frame)
+    if beside is not None:
+        _show(beside, markdown=markdown)
 
 
 def _show(table: "Table", *, markdown: bool) -> None:

@@ -46,6 +46,8 @@ PRESETS: Mapping[str, Preset] = {
             "op=write,read seq_len=1:512:*8 batch=8",
             "op=write,read seq_len=1:4096:*8 dtype=fp32",
             "op=read output=given seq_len=1:8192:*8",
+            "op=attend seq_len=64:4096:*8 batch=1,8 num_heads=32 lengths=equal",
+            "op=attend seq_len=64:4096:*8 batch=8 num_heads=32 lengths=equal dtype=fp32",
             "op=index seq_len=1,128,1024 batch=1,8,64",
         ),
         _preset(
@@ -59,6 +61,12 @@ PRESETS: Mapping[str, Preset] = {
             "op=write,read seq_len=1:16384:*4 dtype=fp16,fp32",
             "op=write,read seq_len=1:16384:*4 block_order=sequential,strided",
             "op=read output=given seq_len=1:16384:*2",
+            "op=attend seq_len=128:8192:*4 batch=1,8,64 num_heads=32 lengths=equal",
+            "op=attend seq_len=128:8192:*4 batch=64 num_heads=32 lengths=ragged",
+            "op=attend seq_len=128:8192:*4 batch=8 num_heads=32 num_kv_heads=1,32 lengths=equal",
+            "op=attend seq_len=8192 batch=64 num_heads=32 lengths=equal "
+            "cache_dtype=fp8_e4m3 kv_scale=per_tensor,per_token",
+            "op=attend seq_len=1024:8192:*2 query_len=512 num_heads=32 lengths=equal",
             "op=index seq_len=1,128,1024,8192 batch=1,8,64",
             "op=index seq_len=1 batch=256,1024 start_pos=0,4096",
         ),

@@ -130,7 +130,9 @@ class Workload:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that hold this workload's data, each byte of it in one of them."""
-        named = {"query": self.query, "key": self.key, "value": self.value}
+        named = {"key": self.key, "value": self.value}
+        if self.case.op == "attend":
+            named["query"] = self.query
         named |= {f"storage {i}": storage for i, storage in enumerate(self.storages)}
         if self.key_scale is not None and self.value_scale is not None:
             named |= {"key_scale": self.key_scale, "value_scale": self.value_scale}

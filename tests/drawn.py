@@ -74,9 +74,17 @@ def cases(
         if blocks * size * num_kv_heads * head_dim <= _MOST_POOL_ELEMENTS or size == 1
     ]
     block_size = fields.pop("block_size", None) or draw(st.sampled_from(fits))
-    start_pos = draw(st.integers(0, 70))
+    start_pos = 0 if op == "attend" else draw(st.integers(0, 70))
     if op == "write":
         fields["kv_input"] = draw(st.sampled_from(KV_INPUTS))
+    most_queries = 4
+    if op == "attend":
+        fields["kv_input"] = draw(st.sampled_from([k for k in KV_INPUTS if k != "sliced_v"]))
+        fields["query_len"] = draw(st.sampled_from((1, 1, 2, 5, 41)))
+        fields["sliding_window"] = draw(st.sampled_from((0, 0, 1, 7, 30)))
+        fields["soft_cap"] = draw(st.sampled_from((0, 0, 2)))
+        fields["query_pre_attn_scalar"] = draw(st.sampled_from((0, 0, 50)))
+        most_queries = 128 // num_kv_heads if num_kv_heads * head_dim <= 128 else 8
     if op in OF_NEW_TOKENS:
         fields["padding"] = draw(st.integers(0, 4))
         fields["padding_slots"] = draw(st.sampled_from(PADDING_SLOTS))
@@ -84,9 +92,9 @@ def cases(
         fields["shared_blocks"] = draw(st.integers(0, min(3, start_pos // block_size)))
     else:
         fields["shared_blocks"] = draw(st.integers(0, 3))
-        if "output" not in fixed:
+        if op == "read" and "output" not in fixed:
             fields["output"] = draw(st.sampled_from(OUTPUTS))
-    fields["num_heads"] = num_kv_heads * draw(st.integers(1, 4))
+    fields["num_heads"] = num_kv_heads * draw(st.integers(1, most_queries))
     fields |= {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
     if op not in KV_OPS:
         fields = {name: value for name, value in fields.items() if name not in OF_POOLS}
@@ -102,3 +110,8 @@ def cases(
         seed=draw(st.integers(0, 2**16)),
         **fields,
     )
+
+
+def attends(**fixed: object) -> st.SearchStrategy[Case]:
+    """Cases of attention."""
+    return cases(op="attend", **fixed)

@@ -168,6 +168,7 @@ def test_axes_not_named_have_their_default():
     assert Axes.parse([]).expand() == (
         Case(op="write", seq_len=128),
         Case(op="read", seq_len=128),
+        Case(op="attend", seq_len=128),
         Case(op="index", seq_len=128),
     )
 
@@ -211,6 +212,7 @@ def test_what_only_a_read_has_is_at_its_default_in_writes():
         ("write", "allocated"),
         ("read", "allocated"),
         ("read", "given"),
+        ("attend", "allocated"),
         ("index", "allocated"),
     ]
     assert expanded[2].label() == "op=read seq_len=2 output=given"
@@ -305,7 +307,7 @@ def test_every_field_of_a_case_is_an_axis_of_numbers_or_of_words():
 def test_an_axis_says_its_default_and_what_it_expects():
     said = {name: (axis.default, axis.expected) for name, axis in AXES.items()}
     assert said["cache_dtype"] == ("auto", "auto, fp8_e4m3, fp8_e5m2, int8")
-    assert said["op"] == ("write,read,index", "write, read, index")
+    assert said["op"] == ("write,read,attend,index", "write, read, attend, index")
     assert said["num_heads"][0] == "as num_kv_heads"
     assert said["rope_dim"] == ("64", "integers from 1, as 1,8 or 1:64:*2")
 

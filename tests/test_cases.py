@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvbench import workload
 from kvbench.blocks import place
 from kvbench.cases import (
+    ATTEND_ONLY,
     CACHE_DTYPES,
     DEFAULTS,
     LAYOUTS,
@@ -32,7 +33,7 @@ MLA = {"layout": "MLA", "num_heads": 1, "num_kv_heads": 1, "head_dim": 576}
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"op": "attend"}, ["op 'attend'", "read, write"]),
+        ({"op": "attended"}, ["op 'attended'", "read, write"]),
         ({"dtype": "fp8"}, ["dtype 'fp8'", "bf16, fp16, fp32"]),
         ({"dtype": "float16"}, ["dtype 'float16'", "bf16, fp16, fp32"]),
         ({"block_order": "strieded"}, ["block_order", "did you mean 'strided'?"]),
@@ -183,11 +184,16 @@ def test_a_field_without_meaning_names_what_takes_it_away(op, layout, cache_dtyp
     expected = {}
     if op == "index":  # whatever else there is to say, no K and V have a layout here
         expected = dict.fromkeys(OF_POOLS, "op=index")
-    elif op == "read":
-        for name in ("missing_blocks", "padding", "padding_slots", "kv_input"):
-            expected[name] = "op=read"
-    else:
+    if op in {"read", "attend"}:
+        expected |= dict.fromkeys(("missing_blocks", "padding", "padding_slots"), f"op={op}")
+    if op == "read":
+        expected["kv_input"] = "op=read"
+    elif op != "index":
         expected["output"] = f"op={op}"
+    if op == "attend":
+        expected["start_pos"] = "op=attend"
+    else:
+        expected |= dict.fromkeys(ATTEND_ONLY, f"op={op}")
     if layout != "MLA":
         expected["rope_dim"] = f"layout={layout}"
     if cache_dtype == "auto":

@@ -10,6 +10,7 @@ import pytest
 import torch
 from drawn import KV_OPS, cases
 from hypothesis import given
+from torch.nn.functional import scaled_dot_product_attention
 
 from kvbench.axes import Axes
 from kvbench.blocks import place
@@ -86,6 +87,22 @@ class Index(Strategy):
 
     def run(self, workload, prepared):
         return prepared.copy_(torch.from_numpy(workload.slot_mapping()))
+
+
+class Attend(Strategy):
+    name = "attend.right"
+    op = "attend"
+    summary = "gathers one sequence, then attends"
+
+    def gather(self, workload, prepared):  # noqa: ARG002
+        slots = torch.from_numpy(workload.slot_mapping())
+        pools = workload.key_pool, workload.value_pool
+        return tuple(pool.flatten(0, 1)[slots].transpose(0, 1) for pool in pools)
+
+    def run(self, workload, prepared):
+        key, value = self.gather(workload, prepared)
+        query = workload.query.transpose(0, 1)
+        return scaled_dot_product_attention(query, key, value).transpose(0, 1).contiguous()
 
 
 class Unsupported(Write):
@@ -347,7 +364,7 @@ def test_a_case_without_tokens_is_measured(bench):
 
 @given(cases())
 def test_the_command_of_a_row_gives_the_same_case(case):
-    strategy = {"write": Write, "read": Read, "index": Index}[case.op]()
+    strategy = {"write": Write, "read": Read, "index": Index, "attend": Attend}[case.op]()
     words = shlex.split(repro(case, strategy, torch.device("cpu")))
     assert words[:2] == ["kvbench", "run"]
     pairs = list(zip(words[2::2], words[3::2], strict=True))
@@ -357,6 +374,15 @@ def test_the_command_of_a_row_gives_the_same_case(case):
         ("-s", strategy.name),
         ("--device", "cpu"),
     ]
+
+
+def test_the_gather_of_an_attend_is_timed_by_itself_over_the_bytes_that_it_moves(bench):
+    case = Case(op="attend", seq_len=9, num_heads=2, num_kv_heads=2, head_dim=8, dtype="fp32")
+    rows = {row.phase: row.measurement for row in measure_case(case, [Attend()], bench)}
+    assert rows.keys() == {"run", "gather"}
+    row = 2 * 2 * 8 * 4  # K and V
+    assert rows["gather"].nbytes == 2 * 9 * row  # read and written
+    assert rows["run"].nbytes == 9 * row + row  # K and V are read, a query is, an output written
 
 
 def test_every_row_has_its_command(bench):

@@ -15,7 +15,8 @@ from kvbench.report.panels import (
     make_panels,
     provenance,
 )
-from kvbench.report.style import FLOOR_COLOUR, colour, marker, styled
+from kvbench.report.style import FLOOR_COLOUR, colour, styled
+from kvbench.report.style import line as line_of
 from kvbench.results import RunInfo
 from kvbench.units import MICROSECONDS_PER_SECOND as US
 from kvbench.units import format_bandwidth, format_bytes
@@ -28,6 +29,7 @@ Floats = npt.NDArray[np.float64]
 _TITLES = {
     "write": "Writing K/V into a paged cache: time per call",
     "read": "Reading K/V from a paged cache: time per call",
+    "attend": "Attention over a paged cache: time per call",
     "index": "Building the slot mapping of new tokens: time per call, once a step",
 }
 
@@ -76,7 +78,7 @@ def _draw(
         name = str(strategy)
         x = points["seq_len"].to_numpy(dtype=float)
         y = points["median_s"].to_numpy() * US
-        panel.plot(x, y, marker=marker(name), color=colour(name))
+        panel.plot(x, y, **line_of(name))
         panel.fill_between(
             x,
             points["low_s"].to_numpy() * US,

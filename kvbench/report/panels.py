@@ -25,7 +25,7 @@ from kvbench.report.style import WIDTH_IN
 from kvbench.results import RunInfo
 
 FREE = ("seq_len", "block_size", "num_kv_heads")
-_FOOTNOTE_COLUMNS = 128
+FOOTNOTE_COLUMNS = 128
 _MOST_PER_SIDE = 3
 _PANEL_HEIGHT_IN = 2.7
 _HEADER_IN = 0.75
@@ -92,8 +92,8 @@ def outlines(frame: pd.DataFrame) -> Iterator[Outline]:
         far = 0 if shared is main else 1 + unusual(shared)
         differs = [name for name in shared if shared[name] != main[name]]
         stem = "-".join(f"{name}-{shared[name]}" for name in differs)
-        columns = _chunks(np.unique(axes["block_size"][places]))
-        lines = _chunks(np.unique(axes["num_kv_heads"][places]))
+        columns = chunks(np.unique(axes["block_size"][places]))
+        lines = chunks(np.unique(axes["num_kv_heads"][places]))
         for number, (blocks, heads) in enumerate(itertools.product(columns, lines)):
             name = stem if number == 0 else f"{stem}-{number + 1}".lstrip("-")
             subtitle = describe(shared, ("head_dim", "block_order"))
@@ -105,7 +105,8 @@ def pages(frame: pd.DataFrame) -> Iterator[Page]:
     return (outline.page(frame) for outline in outlines(frame))
 
 
-def _chunks(values: npt.NDArray[np.int64]) -> list[tuple[int, ...]]:
+def chunks(values: npt.NDArray[np.int64]) -> list[tuple[int, ...]]:
+    """Values in parts for one side of a page each, as even as can be."""
     count = math.ceil(len(values) / _MOST_PER_SIDE)
     return [tuple(int(v) for v in chunk) for chunk in np.array_split(values, count)]
 
@@ -126,7 +127,7 @@ def make_panels(
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     figure.suptitle(f"{title}\n{page.subtitle}", fontsize=10.5, x=0.01, ha="left")
     figure.supxlabel(
-        textwrap.fill(footnote, _FOOTNOTE_COLUMNS), fontsize=7.5, color="#404040", x=0.01, ha="left"
+        textwrap.fill(footnote, FOOTNOTE_COLUMNS), fontsize=7.5, color="#404040", x=0.01, ha="left"
     )
     for axis in panels[-1]:
         axis.set_xlabel("seq_len (tokens per sequence)")

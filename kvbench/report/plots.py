@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from kvbench.analysis.speedup import comparable, speedups
 from kvbench.cases import OPS
 from kvbench.report.curves import launch_overhead_figure
+from kvbench.report.gathering import gather_share_figure, pages
 from kvbench.report.panels import Outline, outlines
 from kvbench.report.speedup import speedup_figure
 from kvbench.results import RunInfo
@@ -36,6 +37,8 @@ class Sketch:
 def sketches(frame: pd.DataFrame, info: RunInfo) -> list[Sketch]:
     """The launch-overhead curves of every op by every clock, and its speed-up over the loop.
 
+    Of attentions, beside the curves, what the gather costs those that gather.
+
     Args:
         frame: The rows of a run.
         info: What holds for all of them.
@@ -47,6 +50,8 @@ def sketches(frame: pd.DataFrame, info: RunInfo) -> list[Sketch]:
         rows = ok[(ok["op"] == op) & (ok["clock"] == clock)]
         draw = functools.partial(_curves, rows, op, clock, info)
         found += _sketches((op, "launch-overhead", clock), place, rows, draw)
+        if op == "attend" and clock != "enqueue":
+            found += _shares(rows, clock, place, info)
         reference = f"{op}.loop"
         if reference in set(rows["strategy"]):
             beside = comparable(rows, reference, clock)
@@ -66,6 +71,17 @@ def _sketches(
             panels=len(outline.block_sizes) * len(outline.kv_heads),
             rank=(*outline.rank, place),
             draw=functools.partial(draw, outline),
+        )
+
+
+def _shares(rows: pd.DataFrame, clock: str, place: int, info: RunInfo) -> Iterator[Sketch]:
+    suffix = "" if clock == "wall" else clock
+    for page in pages(rows, clock):
+        yield Sketch(
+            name="-".join(filter(None, ("attend", "gather-share", suffix, page.name))),
+            panels=len(page.batches),
+            rank=(*page.rank, place),
+            draw=functools.partial(gather_share_figure, page, clock, info),
         )
 
 

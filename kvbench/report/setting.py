@@ -14,6 +14,9 @@ _WORDS = {
     "layout": "{} layout",
     "slot_dtype": "{} slots",
     "lengths": "{} lengths",
+    "query_len": "{} query tokens",
+    "sliding_window": "window of {}",
+    "soft_cap": "soft cap {}",
 }
 _SAID = {"op", "block_size", "num_kv_heads", "dtype", "batch", "cache_dtype", "kv_scale"}
 """Fields that have a place of their own, or are said elsewhere."""
@@ -40,9 +43,10 @@ def describe(shared: Mapping[str, object], always: tuple[str, ...] = ()) -> str:
     if shared["cache_dtype"] != "auto":
         scaled = str(shared["kv_scale"]).replace("_", " ")
         parts.append(f"{shared['cache_dtype']} pool scaled {scaled}")
-    parts.append(f"batch {shared['batch']}")
+    if "batch" in shared:
+        parts.append(f"batch {shared['batch']}")
     for name, value in shared.items():
-        if name in _SAID | silent or (name == "lengths" and shared["batch"] == 1):
+        if name in _SAID | silent or (name == "lengths" and shared.get("batch") == 1):
             continue
         if name in always or value != _USUAL[name]:
             parts.append(_WORDS.get(name, f"{name} {{}}").format(value))

@@ -25,6 +25,9 @@ _FAMILY_COLOURS = {
     "native": "#000000",
     "cuda": "#B8A000",
     "streams": "#A6761D",
+    # Ways of an attention alone.
+    "flex": "#D55E00",
+    "enable_gqa": "#B22222",
     # Ways of an index alone.
     "numpy": "#0072B2",
     "torch": "#009E73",
@@ -47,6 +50,8 @@ _MARKERS = {
     "native": ">",
     "cuda": "H",
     "streams": "<",
+    "flex": "D",
+    "enable_gqa": "v",
     "numpy": "s",
     "torch": "D",
     "pinned": "P",
@@ -78,7 +83,8 @@ _RC: Any = {
 
 
 def _family(strategy: str) -> str:
-    return strategy.partition(".")[2]
+    """What a strategy has in common with those of other ops; of a gather, its read's."""
+    return strategy.partition(".")[2].removeprefix("sdpa_")
 
 
 def colour(strategy: str) -> str:
@@ -91,6 +97,14 @@ def colour(strategy: str) -> str:
 def marker(strategy: str) -> str:
     """A strategy's marker, so that colour is not all that tells lines apart."""
     return _MARKERS.get(_family(strategy), "v")
+
+
+def line(strategy: str) -> dict[str, Any]:
+    """How a strategy's line is drawn: thin, with hollow markers, if it gathers as another does."""
+    looks: dict[str, Any] = {"color": colour(strategy), "marker": marker(strategy)}
+    if strategy.partition(".")[2] != _family(strategy):
+        looks |= {"linewidth": 0.9, "markerfacecolor": "white", "markersize": 4.5}
+    return looks
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -138,6 +139,15 @@ def _host_memory(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return np.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
+def _unknown(*_: object, **__: object) -> Any:
+    """An op whose launches can't be known here.
+
+    Attention has the kernels of a backend that PyTorch chooses by the device, in one piece or split
+    over the context and merged.
+    """
+    raise NotImplementedError("what scaled_dot_product_attention launches is not predicted")
+
+
 class _GuardFree(TorchFunctionMode):
     """Takes indexing syntax, `Tensor.to` and `copy_` to the ops they stand for."""
 
@@ -155,6 +165,7 @@ class _GuardFree(TorchFunctionMode):
             torch.Tensor.contiguous: _dense,
             torch.Tensor.numpy: _host_memory,
             torch.Tensor.item: _ATEN._local_scalar_dense.default,
+            scaled_dot_product_attention: _unknown,
         }
         return routes.get(func, func)(*args, **(kwargs or {}))
 

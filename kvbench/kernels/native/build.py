@@ -1,4 +1,4 @@
-"""The shared library, built from the sources in this folder when it is first used, then cached.
+"""Shared libraries, built from the sources in this folder when they are first used, then cached.
 
 The name of a cached file is a hash of what it was built from and a hash of what is in it, so that
 neither a stale file nor a broken one is taken. It gets that name when it is complete: processes may
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,12 +23,13 @@ from kvbench.errors import KvbenchError
 T = TypeVar("T")
 
 SOURCES = Path(__file__).parent
-_MAIN = "move.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared")
-_ROUNDING = ("-ffp-contract=off", "-fno-trapping-math")
+EXACT = ("-ffp-contract=off", "-fno-trapping-math")
 """A product and a sum round apart, as they are written. What no one sees, exception flags, need not
 be right: else there are no vectors of choices between numbers."""
+FUSED = ("-ffp-contract=fast", "-fno-trapping-math")
+"""A product and a sum round once, where the processor does both at once."""
 _NATIVE = "-march=native"
 _TIMEOUT_S = 300
 
@@ -58,11 +59,17 @@ def compiler() -> list[str]:
     raise BuildError(f"no C++ compiler: none of {', '.join(_COMPILERS)} is here, nor is $CXX set")
 
 
-def load(open_library: Callable[[Path], T]) -> T:
-    """Open the library, after building it if it is not in the cache, or is and can't be opened.
+def load(
+    open_library: Callable[[Path], T],
+    source: str = "move.cpp",
+    rounding: Sequence[str] = EXACT,
+) -> T:
+    """Open a library, after building it if it is not in the cache, or is and can't be opened.
 
     Args:
         open_library: Opens the file of that name.
+        source: The file that includes all that the library is made of.
+        rounding: EXACT or FUSED.
 
     Raises:
         BuildError: It can't be built, kept or opened.
@@ -70,15 +77,15 @@ def load(open_library: Callable[[Path], T]) -> T:
     if sys.platform != "linux":
         raise BuildError(f"the C++ kernels are for Linux; this is {sys.platform}")
     command = compiler()
-    flags, macros = _flags(command)
-    key = _hash([repr((command, flags)).encode(), macros, *_sources()])
+    flags, macros = _flags(command, rounding)
+    key = _hash([repr((command, flags, source)).encode(), macros, *_sources()])
     folder = cache_folder()
     for path in _cached(folder, key):
         try:
             return open_library(path)
         except OSError:
             path.unlink(missing_ok=True)  # whole, and yet of no use here: built anew
-    path = _built([*command, *flags], folder, key)
+    path = _built([*command, *flags, str(SOURCES / source)], folder, key)
     try:
         return open_library(path)
     except OSError as error:
@@ -89,14 +96,14 @@ def _sources() -> list[bytes]:
     return [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]pp"))]
 
 
-def _flags(command: list[str]) -> tuple[list[str], bytes]:
+def _flags(command: list[str], rounding: Sequence[str]) -> tuple[list[str], bytes]:
     """The flags that the compiler takes, and its macros with them: its version, the CPU's features.
 
     Raises:
         BuildError: It doesn't work.
     """
     for native in ([_NATIVE], []):
-        flags = [*_FLAGS, *_ROUNDING, *native]
+        flags = [*_FLAGS, *rounding, *native]
         done = _run([*command, *flags, "-dM", "-E", "-x", "c++", os.devnull])
         if done.returncode == 0:
             return flags, done.stdout
@@ -120,7 +127,7 @@ def _built(command: list[str], folder: Path, key: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
             built = Path(scratch) / "library.so"
-            done = _run([*command, str(SOURCES / _MAIN), "-o", str(built)])
+            done = _run([*command, "-o", str(built)])
             if done.returncode != 0:
                 raise _failed(command, done)
             return built.replace(folder / f"{key}-{_hash([built.read_bytes()])}.so")

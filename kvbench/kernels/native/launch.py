@@ -13,6 +13,13 @@ import torch
 
 from kvbench.devices import cpu_cache_bytes
 from kvbench.kernels.native.library import library
+from kvbench.kernels.native.structures import (
+    CODE_FORMATS,
+    ROW_FORMATS,
+    SCALE_BYTES,
+    check_memory,
+    integers,
+)
 from kvbench.kernels.rows import (
     Slots,
     check_operands,
@@ -29,22 +36,15 @@ STREAMED_SHARE = 0.75
 a call leaves behind would push itself out. Measured, they pay from 24 to 28 MiB on with 32 MiB of
 cache; glibc's memcpy has the same share."""
 
-_ROW_FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_CODE_FORMATS = {torch.int8: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 _ELEMENT_BYTES = (1, 2, 4)
-_SCALE_BYTES = 4
 _CODE_WORK = 8
 """Converting a byte takes about so many times as long as copying one."""
-
-
-def _fields(names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
-    return [(name, ctypes.c_int64) for name in names.split()]
 
 
 class _Side(ctypes.Structure):
     """As Side in move.cpp."""
 
-    _fields_ = _fields(
+    _fields_ = integers(
         "heads packs pack row_token row_head row_pack row_element "
         "pool_block pool_slot pool_head pool_pack pool_element scale_block scale_slot scale_head"
     )
@@ -57,10 +57,10 @@ class _Plan(ctypes.Structure):
         ("key", _Side),
         ("value", _Side),
         ("slots", ctypes.c_void_p),
-        *_fields("slot_bytes slot_stride tokens block_size num_slots write element_bytes"),
-        *_fields("streaming threads"),
+        *integers("slot_bytes slot_stride tokens block_size num_slots write element_bytes"),
+        *integers("streaming threads"),
         ("bounds", ctypes.c_void_p),
-        *_fields("row_format code_format per_token"),
+        *integers("row_format code_format per_token"),
     )
 
 
@@ -106,7 +106,7 @@ class Plan:
         threads: int | None = None,
         streaming: bool | None = None,
     ) -> None:
-        _check_tensors(key, value, key_pool, value_pool, slot_mapping)
+        check_memory(key, value, key_pool, value_pool, slot_mapping)
         quantised = key_scale is not None and value_scale is not None
         key, value = joined(key), joined(value)
         check_operands(key, value, key_pool, value_pool, slot_mapping, quantised=quantised)
@@ -145,8 +145,8 @@ class Plan:
             streaming=streaming,
             threads=threads,
             bounds=self._bounds.ctypes.data if self._bounds is not None else None,
-            row_format=_ROW_FORMATS[key.dtype] if quantised else 0,
-            code_format=_CODE_FORMATS[key_pool.dtype] if quantised else 0,
+            row_format=ROW_FORMATS[key.dtype] if quantised else 0,
+            code_format=CODE_FORMATS[key_pool.dtype] if quantised else 0,
             per_token=per_token,
         )
         self._address = ctypes.addressof(self._plan)
@@ -248,21 +248,14 @@ def _side_of(
         element * slots.pack,
         element,
         *(stride * pool_size for stride in slots.strides),
-        *(stride * _SCALE_BYTES for stride in scale_strides),
+        *(stride * SCALE_BYTES for stride in scale_strides),
     )
-
-
-def _check_tensors(*tensors: torch.Tensor) -> None:
-    """Refuse memory that is not here. A tensor without any stands for one that will be."""
-    for tensor in tensors:
-        if tensor.device.type not in {"cpu", "meta"}:
-            raise ValueError(f"a tensor is on {tensor.device}; expected the CPU")
 
 
 def _check_formats(key: torch.Tensor, *, quantised: bool) -> None:
     """Refuse rows that the kernels have no code for."""
-    if quantised and key.dtype not in _ROW_FORMATS:
-        formats = ", ".join(map(str, _ROW_FORMATS))
+    if quantised and key.dtype not in ROW_FORMATS:
+        formats = ", ".join(map(str, ROW_FORMATS))
         raise ValueError(f"key's dtype is {key.dtype}; expected one of {formats}")
     if key.element_size() not in _ELEMENT_BYTES:
         raise ValueError(f"key's elements have {key.element_size()} bytes; expected 1, 2 or 4")

@@ -1,14 +1,17 @@
-"""The library's functions, found once in a process."""
+"""The libraries' functions, found once in a process."""
 
 import ctypes
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from kvbench.kernels.native import build
+
+T = TypeVar("T")
 
 _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 """The names are GNU's; LLVM's and Intel's runtimes have them too, on Linux."""
@@ -30,12 +33,24 @@ class Library:
     """Whether it has streaming stores on this machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The functions of attend.cpp, called without the interpreter's lock."""
+
+    plan: Callable[..., int]
+    """Of a plan: the bytes that each thread needs."""
+    attend: Callable[..., int]
+    """Of a plan, query, key_pool, value_pool, key_scale, value_scale and output, as addresses."""
+
+
 def unsupported(device: torch.device) -> str | None:
     """None if the C++ kernels run on this device, else why not. The first call may build them."""
-    if device.type != "cpu":
-        return "C++ for the CPU's own memory"
-    found = _library()
-    return found if isinstance(found, str) else None
+    return _unsupported(device, _library)
+
+
+def attention_unsupported(device: torch.device) -> str | None:
+    """As `unsupported`, of attend.cpp."""
+    return _unsupported(device, _attention)
 
 
 def library() -> Library:
@@ -44,7 +59,26 @@ def library() -> Library:
     Raises:
         BuildError: There is none; the message is the reason.
     """
-    found = _library()
+    return _there(_library())
+
+
+def attention() -> Attention:
+    """The library of attend.cpp.
+
+    Raises:
+        BuildError: There is none; the message is the reason.
+    """
+    return _there(_attention())
+
+
+def _unsupported(device: torch.device, found: Callable[[], object]) -> str | None:
+    if device.type != "cpu":
+        return "C++ for the CPU's own memory"
+    reason = found()
+    return reason if isinstance(reason, str) else None
+
+
+def _there(found: T | str) -> T:
     if isinstance(found, str):
         raise build.BuildError(found)
     return found
@@ -58,16 +92,40 @@ def _library() -> Library | str:
         return str(error)
 
 
+@functools.cache
+def _attention() -> Attention | str:
+    try:
+        return build.load(_open_attention, "attend.cpp", build.FUSED)
+    except build.BuildError as error:
+        return str(error)
+
+
 def _open(path: Path) -> Library:
+    loaded = _loaded(path)
+    return Library(
+        _function(loaded.kvbench_copy, 5),
+        _function(loaded.kvbench_convert, 7),
+        bool(loaded.kvbench_streams()),
+    )
+
+
+def _open_attention(path: Path) -> Attention:
+    loaded = _loaded(path)
+    return Attention(_function(loaded.kvbench_attend_plan, 1), _function(loaded.kvbench_attend, 7))
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
-    address = ctypes.c_void_p
-    loaded.kvbench_use_openmp.argtypes = [address] * len(_OPENMP)
+    loaded.kvbench_use_openmp.argtypes = [ctypes.c_void_p] * len(_OPENMP)
     loaded.kvbench_use_openmp.restype = None
     loaded.kvbench_use_openmp(*_openmp())
-    for function, operands in ((loaded.kvbench_copy, 5), (loaded.kvbench_convert, 7)):
-        function.argtypes = [address] * operands
-        function.restype = ctypes.c_int64
-    return Library(loaded.kvbench_copy, loaded.kvbench_convert, bool(loaded.kvbench_streams()))
+    return loaded
+
+
+def _function(function: "ctypes._NamedFuncPointer", operands: int) -> Callable[..., int]:
+    function.argtypes = [ctypes.c_void_p] * operands
+    function.restype = ctypes.c_int64
+    return function
 
 
 def _openmp() -> list[int | None]:

@@ -9,6 +9,7 @@
 
 #include "codes.hpp"
 #include "copy.hpp"
+#include "team.hpp"
 
 namespace kvbench {
 
@@ -255,12 +256,6 @@ void convert_tokens(Call& call, const Share& share) {
   }
 }
 
-// The OpenMP runtime that PyTorch has loaded: with a second one its threads would wait for work on
-// the cores that the first one's work on.
-void (*start_team)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
-int (*number_in_team)();
-int (*size_of_team)();
-
 constexpr Int kMost = std::numeric_limits<Int>::max();
 
 Share share_of(const Plan& plan, Int number) {
@@ -272,23 +267,9 @@ Share share_of(const Plan& plan, Int number) {
 }
 
 template <void (*move)(Call&, const Share&)>
-void move_shares(void* data) {
-  Call& call = *static_cast<Call*>(data);
-  // A team may be smaller than asked for, as inside another team.
-  const Int team = size_of_team();
-  for (Int number = number_in_team(); number < call.plan.threads; number += team) {
-    move(call, share_of(call.plan, number));
-  }
-}
-
-template <void (*move)(Call&, const Share&)>
 Int move_all(const Plan& plan, const Tensors& key, const Tensors& value, Int block_size) {
   Call call{plan, key, value, block_size};
-  if (plan.threads > 1) {
-    start_team(move_shares<move>, &call, static_cast<unsigned>(plan.threads), 0);
-  } else {
-    move(call, {0, plan.tokens, 0, kMost});
-  }
+  in_team(plan.threads, [&](Int number) { move(call, share_of(plan, number)); });
   return call.beyond.load(std::memory_order_relaxed);
 }
 
@@ -296,14 +277,6 @@ Int move_all(const Plan& plan, const Tensors& key, const Tensors& value, Int blo
 }  // namespace kvbench
 
 extern "C" {
-
-// GOMP_parallel, omp_get_thread_num and omp_get_num_threads.
-void kvbench_use_openmp(void (*parallel)(void (*)(void*), void*, unsigned, unsigned),
-                        int (*thread_num)(), int (*num_threads)()) {
-  kvbench::start_team = parallel;
-  kvbench::number_in_team = thread_num;
-  kvbench::size_of_team = num_threads;
-}
 
 int kvbench_streams() { return kvbench::kStreams; }
 

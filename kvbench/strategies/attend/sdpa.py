@@ -50,6 +50,10 @@ class GatherSdpa(Strategy):
     op: ClassVar[str] = "attend"
     reading: ClassVar[Strategy]
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process makes the class anew: it is no module's attribute."""
+        return _over, (self.reading,)
+
     def supports(self, case: Case, device: torch.device) -> str | None:
         """What the read does, without a soft cap, which torch's attention has not."""
         if case.soft_cap:
@@ -165,13 +169,22 @@ def _attend(
     return output.transpose(1, 2).reshape(sequences * count, heads, -1).contiguous()
 
 
+def over(reading: Strategy) -> type[GatherSdpa]:
+    """The attention over a read's copies, as a class of its own."""
+    way = reading.name.partition(".")[2]
+    summary = f"{reading.name}, then torch's attention over the copies"
+    fields = {"name": f"attend.sdpa_{way}", "reading": reading, "summary": summary}
+    fields["__module__"] = __name__  # else that of ABCMeta
+    return type(f"AttendSdpa_{way}", (GatherSdpa,), fields)
+
+
+def _over(reading: Strategy) -> GatherSdpa:
+    return over(reading)()
+
+
 def register_over_reads() -> None:
     """Register one for every registered read that has none yet."""
     known = {strategy.name for strategy in registry.all_strategies()}
     for reading in registry.all_strategies():
-        way = reading.name.partition(".")[2]
-        name = f"attend.sdpa_{way}"
-        if reading.op == "read" and name not in known:
-            summary = f"{reading.name}, then scaled_dot_product_attention over the copies"
-            fields = {"name": name, "reading": reading, "summary": summary}
-            registry.register(type(f"AttendSdpa_{way}", (GatherSdpa,), fields))
+        if reading.op == "read" and over(reading).name not in known:
+            registry.register(over(reading))
