@@ -42,10 +42,8 @@ def key_scores(
 ):
     """Products of queries with a tile's keys, [ROWS, TOKENS], without scales; and the last codes.
 
-    Args:
-        rows: Where the rows' heads begin, the stride of their elements, and which rows are real.
-        whole: The first PIECE elements of the queries, [ROWS, PIECE]: all, if PIECE is PADDED.
-        pool: As in `load_head`, like kv_head, slots and span.
+    `rows` is where the rows' heads begin, the stride of their elements, and which rows are real;
+    `whole` the first PIECE elements of each, all if PIECE is PADDED. Others are as in `load_head`.
     """
     at, stride, real = rows
     scores = tl.full((ROWS, TOKENS), 0.0, tl.float32)
@@ -62,7 +60,7 @@ def key_scores(
     return scores, codes
 
 
-def _attend(  # noqa: C901, PLR0915 - its branches are taken when it is compiled
+def _attend(  # noqa: C901, PLR0912, PLR0915 - its branches are taken when it is compiled
     query,
     key_pool,
     value_pool,
@@ -148,9 +146,7 @@ def _attend(  # noqa: C901, PLR0915 - its branches are taken when it is compiled
         out_row * query_token_stride + head * query_head_stride, QUERY_STEP
     )
     rows = (at_query, query_dim_stride, real)
-    queries = load_queries(
-        at_query, query_dim_stride, tl.arange(0, PIECE), real, KEY_DIM, OPERAND
-    )
+    queries = load_queries(at_query, query_dim_stride, tl.arange(0, PIECE), real, KEY_DIM, OPERAND)
     value_element = tl.arange(0, VALUE_PADDED)
     out_element = tl.arange(0, OUT_PADDED)
     key_pool = (
@@ -180,9 +176,7 @@ def _attend(  # noqa: C901, PLR0915 - its branches are taken when it is compiled
     if LATENT:
         # The last elements of a query's head are for k_pe, which is where V is elsewhere.
         dim: tl.constexpr = KEY_DIM + VALUE_DIM
-        rest = load_queries(
-            at_query, query_dim_stride, KEY_DIM + value_element, real, dim, OPERAND
-        )
+        rest = load_queries(at_query, query_dim_stride, KEY_DIM + value_element, real, dim, OPERAND)
     table = (block_table + sequence * block_table_sequence_stride, block_table_entry_stride)
 
     most = tl.full((ROWS,), float("-inf"), tl.float32)

@@ -59,9 +59,9 @@ def slots_of_positions(
 ):
     """Block and place in the block of the TOKENS positions from `start` on.
 
-    `start` is a multiple of TOKENS. The block is one number where RUN is all of them. `table` is where the sequence's row of the
-    block table lies, and the stride of its entries. An entry is looked up where its position is
-    `inside` alone: any other may be that of no block.
+    `start` is a multiple of TOKENS. The block is one number where RUN is all of them. `table` is
+    where the sequence's row of the block table lies, and the stride of its entries. An entry is
+    looked up where its position is `inside` alone: any other may be that of no block.
     """
     base, entry_stride = table
     if RUN == TOKENS:
@@ -141,12 +141,8 @@ def load_head(
     side by side it takes all of a run instead, of which some position is in the span, and what is
     not is left out afterwards.
 
-    Args:
-        pool: A tensor and its strides.
-        kv_head: Whose elements.
-        slots: The tokens' blocks and places in them.
-        span: The tokens' positions, and the first and the end of those that are wanted.
-        element: Which of the DIM of a head.
+    `pool` is a tensor and its strides, `slots` the tokens' blocks and their places in these, `span`
+    the tokens' positions with the first and the end of those that are wanted.
     """
     block, offset = slots
     position, first, end = span
@@ -226,17 +222,11 @@ def store_part(
     OUT_DIM: tl.constexpr,
     OUT_PADDED: tl.constexpr,
 ):
-    """Store what rows found in their part of a context, to be merged: nothing, maybe.
+    """Store what rows found in their part of a context, to be merged.
 
-    Args:
-        partial: Sums, float32 [rows and parts, OUT_DIM].
-        extent: The highest score and the total weight, float32 [rows and parts, 2].
-        part: Which of these, [ROWS].
-        most: As in `fold_tile`, like total and summed.
-        total: If it is 0, sums are not stored: they are 0.
-        summed: Weighted sums of V.
-        real: Which rows there are.
-        here: Which elements of which rows there are.
+    That is in `partial`, float32 [rows and parts, OUT_DIM], the sums, but for those that are 0; and
+    in `extent`, float32 [rows and parts, 2], the highest score and the total weight. `part` says
+    where in these, `real` which rows there are, and `here` which of their elements.
     """
     at = partial + (part * OUT_DIM)[:, None] + tl.arange(0, OUT_PADDED)[None, :]
     tl.store(at, summed, mask=here & (total > 0)[:, None])

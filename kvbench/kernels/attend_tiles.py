@@ -6,6 +6,7 @@ _TILE_BYTES = 16 << 10
 """Of K, and of V, in a tile."""
 _LEAST_DIM = 16
 """Rows, and elements along which they are multiplied, that a GPU's matrix units take at least."""
+_MOST_TOKENS = 64
 _FP32_BYTES = 4
 _FP32_PIECE = 32
 """Elements of a head that are multiplied at once where there are no matrix units: more of them
@@ -70,14 +71,11 @@ def attend_tile(
         latent: Whether K and V are one row.
     """
     head = padded_dim(dim)
-    tokens = min(max(_TILE_BYTES // (head * itemsize), 16), 64)
+    tokens = min(max(_TILE_BYTES // (head * itemsize), _LEAST_DIM), _MOST_TOKENS)
+    if itemsize == _FP32_BYTES:
+        return _fp32_tile(rows, head, min(tokens, 32))
     if quantised:  # codes are in registers before they are multiplied
         tokens = min(tokens, 32)
-    if itemsize == _FP32_BYTES:
-        if head > 256:
-            return AttendTile(min(padded(rows), 16), 16, _FP32_PIECE, 8, 1)
-        warps = 4 if rows <= 8 or head < 128 else 8
-        return AttendTile(min(padded(rows), 16), min(tokens, 32), min(head, _FP32_PIECE), warps, 5)
     if head > 256:
         least = rows <= 16 or head > 512
         return AttendTile(16 if least else 32, 16, head, 8, 5 if latent else 3)
@@ -87,7 +85,14 @@ def attend_tile(
         return AttendTile(min(padded(rows), 64), 16 if quantised else 32, head, 8, 3)
     if rows <= 64:
         return AttendTile(padded(rows), 32, head, 4, 5)
-    return AttendTile(128, tokens, head, 8, 5)
+    return AttendTile(64 if quantised and head > 64 else 128, tokens, head, 8, 5)
+
+
+def _fp32_tile(rows: int, head: int, tokens: int) -> AttendTile:
+    rows = min(padded(rows), 16)
+    if head > 256:
+        return AttendTile(rows, 16, _FP32_PIECE, 8, 1)
+    return AttendTile(rows, tokens, min(head, _FP32_PIECE), 4 if rows <= 8 or head < 128 else 8, 5)
 
 
 def cut(longest: int, tokens: int, parts: int) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """A kernel that reads the blocks of the pool in place, its contexts split between programs."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
