@@ -25,9 +25,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 NAME = "attend.flex"
 SHAPE = {"op": "attend", "lengths": "equal", "num_heads": 6, "num_kv_heads": 2, "head_dim": 16}
 
-compiles = pytest.mark.skipif(
-    flex.unsupported(CPU) is not None, reason=str(flex.unsupported(CPU))
-)
+compiles = pytest.mark.skipif(flex.unsupported(CPU) is not None, reason=str(flex.unsupported(CPU)))
 
 
 def graphs():
