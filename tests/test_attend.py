@@ -1,5 +1,7 @@
-"""Every attention against the oracle. What is compiled for each kind of case has tests of its own:
-test_attend_flex.py, test_attend_triton.py and test_attend_native.py."""
+"""Every attention that gathers, against the oracle.
+
+Those that read in place have tests of their own: test_attend_flex, _native and _triton.
+"""
 
 import dataclasses
 
