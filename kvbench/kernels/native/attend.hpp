@@ -49,7 +49,7 @@ void scores_by_element(const float* rows, const char* const* keys, Int offset, I
       Lanes key[kTokens];
       for (int t = 0; t < kTokens; ++t) key[t] = load_as_floats<Format>(at[t] + d * kBytes);
       for (int r = 0; r < kRows; ++r) {
-        const Lanes row = load(rows + r * dims + d);
+        const Lanes row = in_register(load(rows + r * dims + d));
         for (int t = 0; t < kTokens; ++t) sums[t * kRows + r] += row * key[t];
       }
     }

@@ -46,6 +46,19 @@ inline void store(float* at, Lanes x) { std::memcpy(at, &x, sizeof x); }
 
 inline Lanes all(float x) { return Lanes{} + x; }
 
+// The same in a register: a compiler may else load it anew for each use, and loads are what runs out
+// first.
+inline Lanes in_register(Lanes x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(x));
+#elif defined(__SSE2__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 
 // The elements of a row from an address on, as floats.
