@@ -403,12 +403,12 @@ class Share {
     return {own, 0, 0};
   }
 
-  // Whether vectors can be loaded from the pool itself, for rows in so many tiles.
+  // Whether vectors are loaded from the pool itself, for so many rows. What several tiles need is
+  // converted once.
   bool direct(const Side& side, Int rows) const {
-    const Int element = kElementBytes[plan_.row_format];
     const bool vectors = plan_.code_format < 0 && !plan_.latent && side.packs == 1 &&
-                         side.element == element && side.pack % kLanes == 0;
-    // What is of use to several tiles is converted once.
+                         side.element == kElementBytes[plan_.row_format] &&
+                         side.pack % kLanes == 0;
     return vectors && (plan_.row_format == 0 || rows <= kLanes / 2);
   }
 
@@ -480,7 +480,7 @@ class Share {
         float* scores = memory_.scores + row * kMostTokens;
         const float* own = queries + row * sizes_.key_width;
         if constexpr (kRows == kLanes) {
-          scores_by_row(own, keys.rows, keys.offset, tokens, sizes_.key_dim, scores);
+          scores_by_row(own, keys.rows, keys.offset, tokens, sizes_.key_dim, scores, ahead);
         } else {
           with_format(keys.format, [&](auto format) {
             scores_by_element<decltype(format), kRows>(own, keys.rows, keys.offset, tokens,

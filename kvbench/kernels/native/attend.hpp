@@ -49,7 +49,7 @@ void scores_by_element(const float* rows, const char* const* keys, Int offset, I
       Lanes key[kTokens];
       for (int t = 0; t < kTokens; ++t) key[t] = load_as_floats<Format>(at[t] + d * kBytes);
       for (int r = 0; r < kRows; ++r) {
-        const Lanes row = load(rows + r * dims + d);
+        const Lanes row = in_register(load(rows + r * dims + d));
         for (int t = 0; t < kTokens; ++t) sums[t * kRows + r] += row * key[t];
       }
     }
@@ -59,9 +59,11 @@ void scores_by_element(const float* rows, const char* const* keys, Int offset, I
 
 // Scores of rows [dims][kLanes]: lanes are rows. K is floats.
 inline void scores_by_row(const float* rows, const char* const* keys, Int offset, Int tokens,
-                          Int dims, float* scores) {
+                          Int dims, float* scores, Ahead& ahead) {
   constexpr int kTokens = kSums / 2;
+  const Int lines = ahead.lines() * kTokens / tokens + 1;
   for (Int token = 0; token < tokens; token += kTokens) {
+    ahead.ask(lines);
     Lanes sums[kTokens] = {};
     const char* at[kTokens];
     for (int t = 0; t < kTokens; ++t) at[t] = keys[token + t] + offset;
@@ -115,7 +117,8 @@ void weigh(float* scores, Int tokens, float soft_cap, const Sight* sight, Seen& 
     if (soft_cap > 0) score = soft_cap * hyperbolic_tangent(score / soft_cap);
     if (sight != nullptr) {
       const Ints at = number + static_cast<std::int32_t>(token);
-      score = (at >= first) & (at < last) ? score : all(kLeast);
+      const Ints seen_here = (at >= first) & (at < last);
+      score = seen_here ? score : all(kLeast);
     }
     largest = larger(largest, score);
     store(scores + token * kRows, score);

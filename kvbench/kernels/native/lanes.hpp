@@ -46,6 +46,19 @@ inline void store(float* at, Lanes x) { std::memcpy(at, &x, sizeof x); }
 
 inline Lanes all(float x) { return Lanes{} + x; }
 
+// The same in a register: a compiler may else load it anew for each use, and loads are what runs out
+// first.
+inline Lanes in_register(Lanes x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(x));
+#elif defined(__SSE2__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 
 // The elements of a row from an address on, as floats.
@@ -64,7 +77,8 @@ inline Lanes load_as_floats<Bf16>(const char* at) {
 #if defined(__AVX512F__)
   __m256i bits;
   std::memcpy(&bits, at, sizeof bits);
-  return reinterpret_cast<Lanes>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  return reinterpret_cast<Lanes>(reinterpret_cast<Bits32>(_mm512_maskz_cvtepu16_epi32(0xffff, bits))
+                                 << 16);
 #else
   Bits16 bits;
   std::memcpy(&bits, at, sizeof bits);
@@ -96,10 +110,20 @@ inline Lanes load_as_floats<Fp16>(const char* at) {
 #endif
 }
 
+// Lanes of a and b by number, those of b following those of a.
+template <int... kNumbers>
+Lanes chosen(Lanes a, Lanes b) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, kNumbers...);
+#else
+  return __builtin_shuffle(a, b, Ints{kNumbers...});
+#endif
+}
+
 // Lane i has what was in lane i ^ kStep.
 template <int kStep, int... i>
 Lanes exchanged(Lanes x, std::integer_sequence<int, i...>) {
-  return __builtin_shufflevector(x, x, (i ^ kStep)...);
+  return chosen<(i ^ kStep)...>(x, x);
 }
 
 template <int kStep>
@@ -110,7 +134,7 @@ Lanes exchanged(Lanes x) {
 // Lanes of b where the bit kStep of their number is set, of a elsewhere.
 template <int kStep, int... i>
 Lanes mixed(Lanes a, Lanes b, std::integer_sequence<int, i...>) {
-  return __builtin_shufflevector(a, b, (i & kStep ? i + kLanes : i)...);
+  return chosen<(i & kStep ? i + kLanes : i)...>(a, b);
 }
 
 // Sums of two vectors' lanes kStep apart: those of b where the bit kStep is set, of a elsewhere.

@@ -174,6 +174,7 @@ def over(reading: Strategy) -> type[GatherSdpa]:
     way = reading.name.partition(".")[2]
     summary = f"{reading.name}, then torch's attention over the copies"
     fields = {"name": f"attend.sdpa_{way}", "reading": reading, "summary": summary}
+    fields["__doc__"] = f"{summary}."
     fields["__module__"] = __name__  # else that of ABCMeta
     return type(f"AttendSdpa_{way}", (GatherSdpa,), fields)
 
