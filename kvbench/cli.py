@@ -414,7 +414,9 @@ def check(
     *,
     exhaustive: bool,
 ) -> None:
-    """Prove strategies correct against the oracle, bit for bit, without timing anything.
+    """Prove strategies correct against the oracle, without timing anything.
+
+    What copies is compared bit for bit; arithmetic within tolerances that are derived.
 
     Axes given with -a replace the default grid, or those of the exhaustive one.
     """
@@ -442,7 +444,12 @@ def check(
         for reason in reasons:
             _say(reason)
     quantised = any(case.quantised for case in cases)
-    out.print(check_table(report.counts, len(cases), str(target), quantised=quantised).rich())
+    attended = any(case.op == "attend" for case in cases)
+    out.print(
+        check_table(
+            report.counts, len(cases), str(target), quantised=quantised, attended=attended
+        ).rich()
+    )
     for note in report.notes:
         _say(note)
     for fault in report.faults:

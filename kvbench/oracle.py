@@ -101,7 +101,8 @@ def check(
     It prepares once, as an engine does for a step, and runs once for each version of the data, as
     in each layer: a result kept from an earlier call, made in advance, or found in memory that an
     earlier call freed, is right at most once. Then it does another step of the same case, with
-    other block tables: an index kept from the step before is wrong there.
+    other block tables, and runs in a layer whose pools and inputs lie elsewhere: an index kept from
+    the step before is wrong there, and so are tensors kept from prepare.
 
     An index depends on no tensor's data but on the scheduler's lists: it is prepared and run for
     two sets of them in turn, of the same case and shape.
@@ -121,8 +122,37 @@ def check(
         if mismatch:
             return mismatch
     step = _mirrored(workload)
-    mismatch = recheck(strategy, step, strategy.prepare(step), versions[0])
-    return f"in a second step, with other block tables: {mismatch}" if mismatch else ""
+    prepared = strategy.prepare(step)
+    mismatch = recheck(strategy, _another_layer(step), prepared, versions[0])
+    where = "in a second step, with other block tables, in another layer's memory"
+    return f"{where}: {mismatch}" if mismatch else ""
+
+
+def _another_layer(workload: Workload) -> Workload:
+    """The same step with tensors of the same shapes and strides, in memory of their own."""
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in copies:
+            copies[storage.data_ptr()] = storage.clone()  # type: ignore[no-untyped-call]
+        own = copies[storage.data_ptr()]
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(own, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    w = workload
+    return dataclasses.replace(
+        w,
+        query=copied(w.query),
+        key=copied(w.key),
+        value=copied(w.value),
+        key_pool=copied(w.key_pool),
+        value_pool=copied(w.value_pool),
+        storages=tuple(copied(storage) for storage in w.storages),
+        key_scale=None if w.key_scale is None else copied(w.key_scale),
+        value_scale=None if w.value_scale is None else copied(w.value_scale),
+        outputs=w.outputs and (copied(w.outputs[0]), copied(w.outputs[1])),
+    )
 
 
 def _mirrored(workload: Workload) -> Workload:

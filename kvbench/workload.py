@@ -215,10 +215,12 @@ def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
         longest = max(placement.lengths, default=0)
         seen = longest * case.token_elements + _SCORES_AT_ONCE
         own = copies * (pools + case.query_bytes) + 3 * pools
-        return own + 4 * inputs + _REFERENCES * case.query_bytes + 8 * _FLOAT64_ARRAYS * seen
-    # The check holds the pools as they were, as they are and as they should be, and one op's
-    # outputs; quantised rows are bounded from both sides, in float64.
-    return copies * (pools + inputs) + 3 * pools + (11 if case.quantised else 2) * inputs
+        return (
+            own + pools + 4 * inputs + _REFERENCES * case.query_bytes + 8 * _FLOAT64_ARRAYS * seen
+        )
+    # The check holds the pools as they were, as they are and as they should be, another layer's,
+    # and one op's outputs; quantised rows are bounded from both sides, in float64.
+    return copies * (pools + inputs) + 4 * pools + (12 if case.quantised else 3) * inputs
 
 
 def needed_bytes(case: Case, free: int, copies: int = 1) -> int:

@@ -16,6 +16,8 @@ from triton.runtime.jit import JITFunction
 from kvbench.kernels import jit, planning, tuning
 
 H100 = GPUTarget("cuda", 90, 32)
+SHARED_BYTES = {80: 166912, 89: 101376, 90: 232448, 100: 232448, 120: 101376, "gfx942": 65536}
+"""Shared memory that a program may have, by the GPU's architecture."""
 
 
 @dataclass
@@ -58,7 +60,7 @@ class SimulatedGpu:
     def utils(self):
         return SimpleNamespace(
             load_binary=lambda name, *_: (ctypes.c_void_p(), name, 0, 0, 1024),
-            get_device_properties=lambda _: {"max_shared_mem": 1 << 16},
+            get_device_properties=lambda _: {"max_shared_mem": SHARED_BYTES[self.target.arch]},
         )
 
 
@@ -92,7 +94,9 @@ def simulated_gpu(
         triton.knobs.cache.dir = str(folder)  # never what an earlier run compiled
         patch.setattr(driver, "_active", gpu)
         patch.setattr(JITFunction, "_do_compile", do_compile)
-        patch.setattr("triton.compiler.compiler.max_shared_mem", lambda _: 1 << 16)
+        patch.setattr(
+            "triton.compiler.compiler.max_shared_mem", lambda _: SHARED_BYTES[target.arch]
+        )
         patch.setattr(jit, "is_interpreted", lambda _: False)
         patch.setattr(planning, "is_interpreted", lambda _: False)
         patch.setattr(tuning, "_choices", {})

@@ -186,7 +186,7 @@ def test_the_exhaustive_grids_reach_every_layout_with_every_format_and_kind_of_s
     kinds = {(c.op, c.layout, c.dtype, c.cache_dtype, c.kv_scale) for c in cases if c.has_pools}
     assert kinds == {
         (op, layout, dtype, cache_dtype, kv_scale)
-        for op in KV_OPS
+        for op in (*KV_OPS, "attend")
         for layout in LAYOUTS
         for dtype in DTYPE_BYTES
         for cache_dtype in CACHE_DTYPES

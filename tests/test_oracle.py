@@ -1282,3 +1282,22 @@ def test_a_read_that_returns_the_pool_itself_is_caught(layout):
     assert found == "K is a view of key_pool; expected rows of its own from a read"
     found = check(Toy("read", copy_of_k), build(case, CPU))
     assert found == "V is a view of value_pool; expected rows of its own from a read"
+
+
+def test_tensors_kept_from_prepare_are_caught_in_another_layer():
+    class Holding(Toy):
+        def prepare(self, workload):
+            return workload
+
+        def run(self, workload, prepared):
+            del workload
+            return self._run(prepared)
+
+    def write(workload):
+        store(workload, mapping(workload))
+
+    message = check(Holding("write", write), build(WRITE, CPU))
+    assert message.startswith("in a second step, with other block tables, in another layer's")
+    assert "key_pool" in message
+    message = check(Holding("read", right_read), build(READ, CPU))
+    assert "in another layer's memory: K of token 0" in message

@@ -27,7 +27,7 @@ from kvbench.report.plots import figures, most_telling, sketches
 from kvbench.report.progress import Meter
 from kvbench.report.save import save_figure
 from kvbench.report.speedup import speedup_figure
-from kvbench.report.style import FLOOR_COLOUR, colour, marker
+from kvbench.report.style import FLOOR_COLOUR, colour, line, marker
 from kvbench.report.tables import (
     MISSING,
     Table,
@@ -219,9 +219,13 @@ def test_a_strategy_has_the_same_colour_in_every_panel_and_plot():
 def test_builtin_strategies_are_told_apart_by_colour_and_by_marker():
     named = [strategy.name for strategy in registry.all_strategies()]
     for op in OPS:
-        of_op = [name for name in named if name.startswith(op)]
-        assert len({colour(name) for name in of_op} | {FLOOR_COLOUR}) == len(of_op) + 1
-        assert len({marker(name) for name in of_op}) == len(of_op)
+        whole = [name for name in named if name.startswith(op)]
+        # Those that gather are apart from those that don't by their width and hollow markers.
+        gathering = [name for name in whole if name.startswith("attend.sdpa_")]
+        for of_op in (gathering, [name for name in whole if name not in gathering]):
+            assert len({colour(name) for name in of_op} | {FLOOR_COLOUR}) == len(of_op) + 1
+            assert len({marker(name) for name in of_op}) == len(of_op)
+        assert all(line(name) != line(other) for name in gathering for other in of_op)
     # A way of doing both has one colour; so have two ops that do each other's work.
     assert colour("write.loop") == colour("read.loop")
     assert colour("write.scatter") == colour("read.gather")

@@ -1,6 +1,7 @@
 """Every strategy against the oracle, the interface that they share, and their registry."""
 
 import importlib.util
+import pickle
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ ELSEWHERE = (*MISSING, ".cuda", ".streams")
 STRATEGIES = [
     s for s in registry.all_strategies() if s.op in KV_OPS and not s.name.endswith(ELSEWHERE)
 ]
-"""Those that move K and V; test_index.py has the others."""
+"""Those that move K and V; test_index.py and test_attend.py have the others."""
 INTERPRETED = [s for s in STRATEGIES if s.name.endswith(".triton")]
 # Each kind of heads and dtype is compiled anew, which takes seconds. test_compiled.py has chosen
 # cases, `kvbench check` has all: whatever draws cases here leaves these out.
@@ -274,6 +275,22 @@ EVERY_STRATEGY = {
     "read.slot_mapping": {"has_prepare": True},
     "read.streams": {"has_prepare": True},
     "read.triton": {"has_prepare": True},
+    "attend.enable_gqa": {"has_prepare": True},
+    "attend.flex": {"has_prepare": True},
+    "attend.native": {"has_prepare": True},
+    "attend.sdpa_block_slices": {"has_prepare": True},
+    "attend.sdpa_blocks": {"has_prepare": True},
+    "attend.sdpa_compile": {"has_prepare": True},
+    "attend.sdpa_cuda": {"has_prepare": True},
+    "attend.sdpa_gather": {"has_prepare": True},
+    "attend.sdpa_index_select": {"has_prepare": True},
+    "attend.sdpa_indexing": {"has_prepare": True},
+    "attend.sdpa_loop": {"has_prepare": True},
+    "attend.sdpa_native": {"has_prepare": True},
+    "attend.sdpa_slot_mapping": {"has_prepare": True},
+    "attend.sdpa_streams": {"has_prepare": True},
+    "attend.sdpa_triton": {"has_prepare": True},
+    "attend.triton": {"has_prepare": True},
     "index.loop": {"has_prepare": False},
     "index.numpy": {"has_prepare": False},
     "index.pinned": {"has_prepare": True},
@@ -306,7 +323,7 @@ def test_a_strategy_is_named_after_its_op_and_summed_up_in_one_line(strategy):
 @each(registry.all_strategies())
 def test_a_strategy_says_why_it_is_not_timed_or_is(strategy):
     reason = strategy.untimed(CPU)
-    if strategy in INTERPRETED or strategy.name == "index.triton":
+    if strategy.name.endswith("triton"):
         assert "interpreter" in reason
     else:
         assert reason is None
@@ -382,8 +399,8 @@ def test_patterns_select_each_strategy_once_in_the_order_of_all(patterns, expect
         (["write.lop"], r"unknown strategy 'write.lop' \(did you mean 'write.loop'\?\); expected"),
         (["*", "raed.triton"], r"'raed.triton' \(did you mean 'read.triton'\?\)"),
         (["READ.loop"], r"'READ.loop' \(did you mean 'read.loop'\?\)"),
-        (["attend.*"], r"unknown strategy 'attend.\*'.*expected one of: index.loop, "),
-        ([""], r"unknown strategy ''; expected one of: index.loop"),
+        (["attned.*"], r"unknown strategy 'attned.\*'.*expected one of: attend.enable_gqa, "),
+        ([""], r"unknown strategy ''; expected one of: attend.enable_gqa"),
     ],
     ids=str,
 )
@@ -408,12 +425,12 @@ def test_a_name_is_registered_once(strategies):
 
 def test_an_op_that_is_none_is_refused(strategies):
     class Wrong(Toy):
-        name = "attend.toy"
-        op = "attend"
+        name = "copy.toy"
+        op = "copy"
 
-    with pytest.raises(InputError, match=r"op of strategy 'attend.toy'.*'attend'.*read, write"):
+    with pytest.raises(InputError, match=r"op of strategy 'copy.toy'.*'copy'.*read, write"):
         registry.register(Wrong)
-    assert "attend.toy" not in strategies
+    assert "copy.toy" not in strategies
 
 
 def test_loading_the_built_in_strategies_again_changes_nothing():
@@ -445,20 +462,24 @@ def test_a_file_of_the_user_s_own_registers_its_strategies(tmp_path, strategies)
     assert len(strategies) == len(EVERY_STRATEGY) + 1
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("mine.py", None, "expected a Python file"),
-        ("mine.txt", USER_FILE, "expected a Python file"),
-        ("mine.py", "import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere"),
-        ("mine.py", "1 / 0", "ZeroDivisionError: division by zero"),
-        ("mine.py", "def", "SyntaxError"),
-        ("mine.py", "", "registers nothing; expected a class under @kvbench.strategies.registry"),
-        ("mine.py", USER_FILE.replace("write.mine", "write.loop"), "'write.loop' is registered"),
-        ("mine.py", USER_FILE.replace('op = "write"', 'op = "w"'), "op of strategy 'write.mine'"),
-    ],
-    ids=str,
-)
+def test_a_read_of_the_user_s_own_can_be_attended_over(tmp_path, strategies):
+    path = tmp_path / "mine.py"
+    text = USER_FILE.replace("write", "read").replace("pass", "return READ.run(workload, None)")
+    found = "from kvbench.strategies import registry\nREAD = registry.get('read.loop')"
+    path.write_text(f"{found}\n{text}")
+    registry.load_file(path)
+    mine = strategies["attend.sdpa_mine"]
+    assert registry.file_of(mine) == path
+    case = Case(op="attend", seq_len=5, num_heads=2, num_kv_heads=1, head_dim=16)
+    assert check_case(case, mine, CPU) == ("checked", "")
+
+
+def test_an_attention_over_a_read_can_be_handed_to_another_process():
+    pickled = pickle.dumps(registry.get("attend.sdpa_loop"))
+    again = pickle.loads(pickled)  # noqa: S301 - our own
+    assert (again.name, again.reading.name) == ("attend.sdpa_loop", "read.loop")
+
+
 @pytest.mark.usefixtures("strategies")
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, text, message):
     path = tmp_path / name

@@ -15,7 +15,8 @@ import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,7 @@ class Compiled:
             return
         found = {len(t) for t in operands if t is not None and not _is_fixed(t)} - {1}
         lengths = {1: 1, **dict(zip(sorted(found), _LENGTHS, strict=False))}
-        with warnings.catch_warnings():
-            # What torch.compile imports uses what PyTorch itself deprecates.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with quiet():
             _compile(self._function)(*(_stand_in(operand, lengths) for operand in operands))
         self._ready.add(kinds)
 
@@ -69,8 +68,17 @@ class Compiled:
         return _compile(self._function)(*operands)
 
 
-@functools.cache
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Compile without the warnings that are PyTorch's own business."""
+    with warnings.catch_warnings():
+        # What torch.compile imports uses what PyTorch itself deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def configure() -> None:
+    """Set what torch.compile has one setting of for all functions."""
     import torch._dynamo.config as dynamo  # noqa: PLC0415 - slow to import
     import torch._inductor.config as inductor  # noqa: PLC0415 - slow to import
 
@@ -78,6 +86,11 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     dynamo.recompile_limit = max(dynamo.recompile_limit, _MOST_VARIANTS)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, _MOST_VARIANTS)
     inductor.compile_threads = 1  # no processes beside what is timed
+
+
+@functools.cache
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    configure()
     return torch.compile(function, fullgraph=True, dynamic=True)
 
 

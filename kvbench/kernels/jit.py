@@ -25,8 +25,9 @@ ALIGNMENT = 16
 
 _UNSPECIALISED = (
     "tokens",
+    "splits",
     "block_size",
-    *(f"{d}_stride" for d in ("token", "block", "head", "pack")),
+    *(f"{d}_stride" for d in ("token", "block", "head", "pack", "sequence")),
 )
 """Ends of the names of integers that kernels are not specialised on.
 
@@ -42,7 +43,7 @@ class Arguments:
 
     tensors: tuple[torch.Tensor, ...]
     """Those that each layer has of its own, then those of all layers."""
-    numbers: tuple[int, ...]
+    numbers: tuple[int | float, ...]
     constants: Mapping[str, Any]
     """Compile-time constants by name."""
 
@@ -73,7 +74,12 @@ class Kernel:
         return _Quiet(self.interpreted) if is_interpreted(device) else self.compiled
 
     def bind(
-        self, arguments: Arguments, grid: tuple[int, int], warps: int, layer: int
+        self,
+        arguments: Arguments,
+        grid: tuple[int, int],
+        warps: int,
+        layer: int,
+        stages: int | None = None,
     ) -> Callable[..., None]:
         """Compile the kernel, and put everything into its launch that layers have in common.
 
@@ -86,6 +92,8 @@ class Kernel:
             grid: Programs along both axes.
             warps: Warps of a program.
             layer: How many of the tensors each layer has of its own.
+            stages: Of how many turns of a loop loads are under way at once; None: Triton's own
+                number, for a kernel that loads in no loop.
 
         Returns:
             The launch, to be called with a layer's own tensors: of the dtypes and strides of those
@@ -102,7 +110,10 @@ class Kernel:
             form = _Quiet(self.interpreted)[grid]
             return lambda *own: form(*map(as_bytes, own), *common, **constants)
         # The options are those that Triton's tuner gives, so that they are the same kernel to it.
-        options = triton.Config({}, num_warps=warps).all_kwargs()
+        config = triton.Config({}, num_warps=warps)
+        if stages is not None:
+            config.num_stages = stages
+        options = config.all_kwargs()
         compiled = self.compiled.warmup(
             *tensors, *arguments.numbers, grid=grid, **constants, **options
         )

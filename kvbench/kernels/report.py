@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 
 from kvbench.kernels import tuning
+from kvbench.kernels.attend import attend_kernel
+from kvbench.kernels.attend_merge import merge_attend_kernel
 from kvbench.kernels.gather import gather_kv_kernel
 from kvbench.kernels.gather_quantised import gather_quantised_kv_kernel
 from kvbench.kernels.jit import Kernel
@@ -14,6 +16,8 @@ KERNELS = (
     gather_kv_kernel,
     scatter_quantised_kv_kernel,
     gather_quantised_kv_kernel,
+    attend_kernel,
+    merge_attend_kernel,
 )
 """Every kernel of this package."""
 

@@ -26,7 +26,7 @@ _FAMILY_COLOURS = {
     "cuda": "#B8A000",
     "streams": "#A6761D",
     # Ways of an attention alone.
-    "flex": "#0072B2",
+    "flex": "#D55E00",
     "enable_gqa": "#B22222",
     # Ways of an index alone.
     "numpy": "#0072B2",

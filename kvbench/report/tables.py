@@ -206,7 +206,12 @@ _CHECK_COLUMNS = (
 
 
 def check_table(
-    counts: Mapping[str, Counter[str]], cases: int, device: str, *, quantised: bool = False
+    counts: Mapping[str, Counter[str]],
+    cases: int,
+    device: str,
+    *,
+    quantised: bool = False,
+    attended: bool = False,
 ) -> Table:
     """What became of the checks, a line per strategy.
 
@@ -215,8 +220,10 @@ def check_table(
         cases: The cases.
         device: Where they were checked.
         quantised: Whether quantised pools were among them.
+        attended: Whether attentions were.
     """
     rounded = ", quantised pools as near as float32 has it" if quantised else ""
+    rounded += ", attention within what its dtype can do" if attended else ""
     return Table(
         f"{cases} cases on {device}, bit for bit{rounded}",
         ("strategy", *(title for title, _ in _CHECK_COLUMNS)),

@@ -258,7 +258,7 @@ def _items(
     items["heads"] = np.minimum(num_kv_heads - first_heads, heads)[:, None]
     positions = (lengths - query_len)[:, None, None] + items["query"]
     items["last"] = np.maximum(positions + items["queries"], 0)
-    # Tokens that stand before the context see nothing: the first that does is at 0 or past it.
+    # Tokens that stand before the context see nothing; the first that does is at 0 or past it.
     first = np.maximum(positions, 0) - window + 1
     items["first"] = np.clip(first, 0, items["last"]) if window else 0
     return items.ravel()

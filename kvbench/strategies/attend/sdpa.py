@@ -36,9 +36,23 @@ class Prepared:
     """The read that goes before, and the calls that follow it."""
 
     workload: Workload
-    """The same pools and tables, as a read of what the queries see."""
+    """The step's tables, as a read of what the queries see."""
     read: Any
     calls: tuple[Call, ...]
+
+    def of_layer(self, workload: Workload) -> Workload:
+        """The read of a layer's pools."""
+        own, w = self.workload, workload
+        if own.key_pool is w.key_pool and own.value_pool is w.value_pool:
+            return own  # as replacing takes some microseconds
+        return dataclasses.replace(
+            own,
+            key_pool=w.key_pool,
+            value_pool=w.value_pool,
+            storages=w.storages,
+            key_scale=w.key_scale,
+            value_scale=w.value_scale,
+        )
 
 
 class GatherSdpa(Strategy):
@@ -83,13 +97,14 @@ class GatherSdpa(Strategy):
             ]
         return Prepared(reading, self.reading.prepare(reading), tuple(calls))
 
-    def gather(self, workload: Workload, prepared: Prepared) -> object:  # noqa: ARG002
-        """The read."""
-        return self.reading.run(prepared.workload, prepared.read)
+    def gather(self, workload: Workload, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
+        """The read, of this layer's pools."""
+        reading = prepared.of_layer(workload)
+        return self.reading.run(reading, prepared.read)  # type: ignore[return-value]
 
     def run(self, workload: Workload, prepared: Prepared) -> torch.Tensor:
         """Gather, then attend over copies."""
-        key, value = self.reading.run(prepared.workload, prepared.read)  # type: ignore[misc]
+        key, value = self.gather(workload, prepared)
         return attend_over_copies(workload, prepared.calls, key.flatten(2), value.flatten(2))
 
 
@@ -174,6 +189,7 @@ def over(reading: Strategy) -> type[GatherSdpa]:
     way = reading.name.partition(".")[2]
     summary = f"{reading.name}, then torch's attention over the copies"
     fields = {"name": f"attend.sdpa_{way}", "reading": reading, "summary": summary}
+    fields["__doc__"] = f"{summary}."
     fields["__module__"] = __name__  # else that of ABCMeta
     return type(f"AttendSdpa_{way}", (GatherSdpa,), fields)
 
