@@ -40,7 +40,7 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 """What reads every byte of a tensor of float32 once, and gives a number."""
 MOST_GATHERS = 3
-"""Gathers that are sampled: of all, the fastest in a first round."""
+"""Gathers that are checked and sampled: the fastest in a few calls of each."""
 
 Samples = Mapping[str, Sampling]
 
@@ -77,11 +77,16 @@ def call_of(strategy: Strategy, workload: Workload) -> Callable[[], object]:
     return lambda: strategy.run(workload, prepared)
 
 
-def fastest(calls: Mapping[str, Callable[[], object]], most: int) -> list[str]:
-    """The names of the fastest calls, by the better of two."""
+def fastest(strategies: list[Strategy], workload: Workload, most: int) -> list[Strategy]:
+    """The fastest strategies, by the best of three calls."""
     clock = WallClock(CPU)
-    took = {name: min(clock.sample(call, 1) for _ in range(2)) for name, call in calls.items()}
-    return sorted(took, key=lambda name: took[name])[:most]
+
+    def seconds(strategy: Strategy) -> float:
+        prepared = strategy.prepare(workload)
+        return min(clock.sample(lambda: strategy.run(workload, prepared), 1) for _ in range(3))
+
+    took = {strategy: seconds(strategy) for strategy in strategies}
+    return sorted(took, key=lambda strategy: took[strategy])[:most]
 
 
 def verdict(found: Estimate, least: float) -> str:
@@ -170,9 +175,8 @@ def main(dtypes: str, batch: int, context: int, seconds: float, threads: int, se
             raise click.ClickException(f"{NATIVE}: {reason}")
         workload = build(case, CPU)
         fill(workload)
-        others = {each.name: call_of(each, workload) for each in gathers(case)}
-        calls = {NATIVE: call_of(native, workload), **reads(workload)}
-        calls |= {name: others[name] for name in fastest(others, MOST_GATHERS)}
+        chosen = [native, *fastest(gathers(case), workload, MOST_GATHERS)]
+        calls = {each.name: call_of(each, workload) for each in chosen} | reads(workload)
         fill(workload)
         samples = sample_rounds(calls, WallClock(CPU), rule, seed)
         title = (

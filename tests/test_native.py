@@ -29,8 +29,8 @@ from kvbench.sweep.launches import predicted
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parent.parent
-MAIN = Path(__file__).parent / "native_main.cpp"
-EXACT = ("-std=c++17", "-ffp-contract=off", "-fno-trapping-math")
+MAINS = {"native_main.cpp": build.EXACT, "attend_main.cpp": build.FUSED}
+"""What tests the kernels in C++, and what the libraries are built with."""
 
 REASON = library.unsupported(CPU)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -606,9 +606,14 @@ def test_a_real_library_that_was_cut_short_is_built_anew(cache):
 # The kernels by themselves, as C++.
 
 
-def run_main(tmp_path, command, *emulator):
+each_main = pytest.mark.parametrize("main", MAINS)
+
+
+def run_main(main, tmp_path, command, *emulator):
     program = tmp_path / "main"
-    subprocess.run([*command, *EXACT, str(MAIN), "-o", str(program)], check=True)
+    source = Path(__file__).parent / main
+    flags = ["-std=c++17", *MAINS[main]]
+    subprocess.run([*command, *flags, str(source), "-o", str(program)], check=True)
     done = subprocess.run(
         [*emulator, str(program), "300"], capture_output=True, text=True, check=False
     )
@@ -616,7 +621,8 @@ def run_main(tmp_path, command, *emulator):
 
 
 @needs_kernels
-def test_sanitizers_have_nothing_to_say(tmp_path):
+@each_main
+def test_sanitizers_have_nothing_to_say(main, tmp_path):
     sanitized = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     probe = tmp_path / "probe.cpp"
     probe.write_text("int main() {}")
@@ -625,20 +631,22 @@ def test_sanitizers_have_nothing_to_say(tmp_path):
         [*command, str(probe), "-o", str(tmp_path / "probe")], check=False
     ).returncode:
         pytest.skip("the compiler has no sanitizers here")
-    run_main(tmp_path, command)
+    run_main(main, tmp_path, command)
 
 
 @needs_kernels
 @pytest.mark.parametrize("flags", [["-O3"], ["-O3", "-march=native"]], ids=" ".join)
-def test_kernels_are_right_with_the_least_and_the_most_of_the_cpu(tmp_path, flags):
-    run_main(tmp_path, [*build.compiler(), *flags, "-Wall", "-Wextra", "-Werror"])
+@each_main
+def test_kernels_are_right_with_the_least_and_the_most_of_the_cpu(main, tmp_path, flags):
+    run_main(main, tmp_path, [*build.compiler(), *flags, "-Wall", "-Wextra", "-Werror"])
 
 
-def test_kernels_are_right_on_aarch64(tmp_path):
+@each_main
+def test_kernels_are_right_on_aarch64(main, tmp_path):
     cross, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
     if cross is None or emulator is None:
         pytest.skip("no cross compiler and emulator: g++-aarch64-linux-gnu and qemu-user")
-    run_main(tmp_path, [cross, "-O3", "-static", "-Wall", "-Wextra", "-Werror"], emulator)
+    run_main(main, tmp_path, [cross, "-O3", "-static", "-Wall", "-Wextra", "-Werror"], emulator)
 
 
 # The benchmark.

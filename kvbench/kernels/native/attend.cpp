@@ -126,7 +126,7 @@ struct StateSize {
 // A thread's memory.
 struct Memory {
   char* states[2];  // of the item that it begins in the middle of, and of others
-  float* queries;   // [heads][rows][key_width], scaled
+  float* queries;   // [heads][rows][key_width]
   float* scores;    // [rows][tokens], tile after tile
   float* shrink;    // [rows][lanes]
   float* keys;      // [tokens][key_width]
@@ -368,13 +368,19 @@ class Share {
         for (int r = 0; r < kRows && row + r < rows; ++r) {
           const Int token = item.sequence * plan_.query_len + item.query + (row + r) / plan_.group;
           const Int query_head = (item.head + head) * plan_.group + (row + r) % plan_.group;
-          const char* from = call_.at.query + token * plan_.query_token + query_head * plan_.query_head;
+          const char* from =
+              call_.at.query + token * plan_.query_token + query_head * plan_.query_head;
+          if (in_pairs(rows)) {
+            std::memcpy(reinterpret_cast<char*>(queries) + (row + r) * size_of_pairs(), from,
+                        size_of_pairs());
+            continue;
+          }
           float* numbers = memory_.keys;
           format.load(const_cast<char*>(from), element, sizes_.key_dim, numbers);
           float* to = queries + row * sizes_.key_width;
           const bool across = kRows == kLanes;
           for (Int d = 0; d < sizes_.key_dim; ++d) {
-            to[across ? d * kLanes + r : r * sizes_.key_width + d] = numbers[d] * plan_.scale;
+            to[across ? d * kLanes + r : r * sizes_.key_width + d] = numbers[d];
           }
         }
       });
@@ -411,6 +417,13 @@ class Share {
                          side.pack % kLanes == 0;
     return vectors && (plan_.row_format == 0 || rows <= kLanes / 2);
   }
+
+  // Whether elements of queries and K are multiplied two by two, as they are.
+  bool in_pairs(Int rows) const {
+    return kPairs && plan_.row_format == 2 && direct(plan_.key, rows) &&
+           sizes_.key_dim % (2 * kLanes) == 0;
+  }
+  Int size_of_pairs() const { return 2 * sizes_.key_dim; }
 
   // One of as many parts of the next chunk as its item has heads, in the order of memory.
   Ahead part_of(const Side& side, const char* const* rows, const Chunk* next, Int part) const {
@@ -481,6 +494,10 @@ class Share {
         const float* own = queries + row * sizes_.key_width;
         if constexpr (kRows == kLanes) {
           scores_by_row(own, keys.rows, keys.offset, tokens, sizes_.key_dim, scores, ahead);
+        } else if (in_pairs(rows)) {
+          const char* pairs = reinterpret_cast<const char*>(queries) + row * size_of_pairs();
+          scores_by_pair<kRows>(pairs, keys.rows, keys.offset, tokens, sizes_.key_dim, scores,
+                                ahead);
         } else {
           with_format(keys.format, [&](auto format) {
             scores_by_element<decltype(format), kRows>(own, keys.rows, keys.offset, tokens,
@@ -489,10 +506,10 @@ class Share {
         }
         Seen& seen = state.seen[number];
         if (wholly && tokens == chunk.tokens) {
-          weigh<kRows>(scores, tokens, plan_.soft_cap, nullptr, seen, shrink_of(row));
+          weigh<kRows>(scores, tokens, plan_.scale, plan_.soft_cap, nullptr, seen, shrink_of(row));
         } else {
           const Sight sight = sight_of(item, chunk, kRows, row);
-          weigh<kRows>(scores, tokens, plan_.soft_cap, &sight, seen, shrink_of(row));
+          weigh<kRows>(scores, tokens, plan_.scale, plan_.soft_cap, &sight, seen, shrink_of(row));
         }
       });
       ahead = part_of(plan_.value, next != nullptr ? next->value : nullptr, next, part);

@@ -57,6 +57,43 @@ void scores_by_element(const float* rows, const char* const* keys, Int offset, I
   }
 }
 
+#if defined(__AVX512BF16__)
+constexpr bool kPairs = true;
+
+// As scores_by_element, of rows and K in bf16, whose elements are multiplied two by two and summed
+// as floats. What is below the normal numbers counts as 0: no weight can tell.
+template <int kRows>
+void scores_by_pair(const char* rows, const char* const* keys, Int offset, Int tokens, Int dims,
+                    float* scores, Ahead& ahead) {
+  constexpr int kTokens = kLanes / kRows;
+  const Int lines = ahead.lines() * kTokens / tokens + 1, bytes = 2 * dims;
+  for (Int token = 0; token < tokens; token += kTokens) {
+    ahead.ask(lines);
+    Lanes sums[kLanes] = {};
+    const char* at[kTokens];
+    for (int t = 0; t < kTokens; ++t) at[t] = keys[token + t] + offset;
+    for (Int d = 0; d < bytes; d += kLine) {
+      __m512bh key[kTokens], row;
+      for (int t = 0; t < kTokens; ++t) std::memcpy(&key[t], at[t] + d, sizeof row);
+      for (int r = 0; r < kRows; ++r) {
+        std::memcpy(&row, rows + r * bytes + d, sizeof row);
+        for (int t = 0; t < kTokens; ++t) {
+          Lanes& sum = sums[t * kRows + r];
+          sum = reinterpret_cast<Lanes>(
+              _mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), row, key[t]));
+        }
+      }
+    }
+    store(scores + token * kRows, sums_of(sums));
+  }
+}
+#else
+constexpr bool kPairs = false;
+
+template <int kRows>
+void scores_by_pair(const char*, const char* const*, Int, Int, Int, float*, Ahead&) {}
+#endif
+
 // Scores of rows [dims][kLanes]: lanes are rows. K is floats.
 inline void scores_by_row(const float* rows, const char* const* keys, Int offset, Int tokens,
                           Int dims, float* scores, Ahead& ahead) {
@@ -96,10 +133,10 @@ struct Sight {
   std::int32_t first[kLanes], last[kLanes];
 };
 
-// Scores into weights: powers of e, relative to the largest score that the row has seen. Rows that
+// Products into scores, and these into weights: powers of e, relative to the largest score that the row has seen. Rows that
 // have sums of V from before must multiply them by `shrink`.
 template <int kRows>
-void weigh(float* scores, Int tokens, float soft_cap, const Sight* sight, Seen& seen,
+void weigh(float* scores, Int tokens, float scale, float soft_cap, const Sight* sight, Seen& seen,
            float* shrink) {
   constexpr int kTokens = kLanes / kRows;
   constexpr float kLeast = -std::numeric_limits<float>::infinity();
@@ -113,7 +150,7 @@ void weigh(float* scores, Int tokens, float soft_cap, const Sight* sight, Seen& 
     std::memcpy(&last, sight->last, sizeof last);
   }
   for (Int token = 0; token < tokens; token += kTokens) {
-    Lanes score = load(scores + token * kRows);
+    Lanes score = load(scores + token * kRows) * scale;
     if (soft_cap > 0) score = soft_cap * hyperbolic_tangent(score / soft_cap);
     if (sight != nullptr) {
       const Ints at = number + static_cast<std::int32_t>(token);
