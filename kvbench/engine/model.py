@@ -220,4 +220,6 @@ def decoder(
     if config.tied_embeddings:
         placed["lm_head.weight"] = placed["embed_tokens.weight"]
     model.load_state_dict(placed, assign=True)
+    if config.tied_embeddings:
+        model.lm_head.weight = model.embed_tokens.weight  # one again, and not two alike
     return model.eval()

@@ -112,7 +112,10 @@ class PagedCache:
         for strategy, case in ((write, self._writing), (attend, self._attending)):
             if strategy.op != case.op:
                 raise InputError(f"strategy {strategy.name!r}: expected one of the op {case.op}")
-            for each in (case, dataclasses.replace(case, query_len=2) if attend is strategy else case):
+            for each in (
+                case,
+                dataclasses.replace(case, query_len=2) if attend is strategy else case,
+            ):
                 reason = strategy.supports(each, device)
                 if reason is not None:
                     raise InputError(f"strategy {strategy.name!r} can't serve this model: {reason}")
