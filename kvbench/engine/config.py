@@ -42,5 +42,5 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise InputError(
-                f"head_dim={self.head_dim}: expected an even number, as rotary embedding turns pairs"
+                f"head_dim={self.head_dim}: expected an even number: rotary embedding turns pairs"
             )

@@ -212,8 +212,8 @@ class Step:
             "storages": pools.storages,
         }
         with self._watch("write"):
-            rows = {"key": pool.as_slots(key, pools.key), "value": value}
-            workload = dataclasses.replace(self._writing, **of_layer, **rows)
+            rows = pool.as_slots(key, pools.key)
+            workload = dataclasses.replace(self._writing, key=rows, value=value, **of_layer)
             write.run(workload, self._written)
         with self._watch("attend"):
             outputs = [

@@ -26,7 +26,9 @@ class Contiguous:
         # Token t of the new ones sees all before them, and the new ones up to itself.
         seen = torch.ones(new, cached, dtype=torch.bool, device=query.device)
         output = scaled_dot_product_attention(
-            *(heads.transpose(0, 1) for heads in (query, key, value)),
+            query.transpose(0, 1),
+            key.transpose(0, 1),
+            value.transpose(0, 1),
             attn_mask=seen.tril(cached - new),
             enable_gqa=query.shape[1] != key.shape[1],
         )
