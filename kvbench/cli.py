@@ -19,7 +19,7 @@ from rich.console import Console
 
 import kvbench
 from kvbench.axes import AXES, Axes, expand_all, override_all
-from kvbench.cases import OPS, Case
+from kvbench.cases import DTYPE_BYTES, LAYOUTS, OPS, Case
 from kvbench.errors import InputError, KvbenchError
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
 from kvbench.results import RETRIED, CacheState
@@ -600,6 +600,146 @@ def doctor(device: str, cells: int) -> None:
     if faults:
         _say(f"The trial failed: {'; '.join(faults)}. Compare by several runs, or elsewhere.")
         sys.exit(1)
+
+
+@cli.command()
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    metavar="FILE.gguf",
+    help="A Llama-style model; `make model` fetches a small one.",
+)
+@click.option(
+    "--random",
+    is_flag=False,
+    flag_value="tiny",
+    metavar="[SIZES]",
+    help="Instead: random weights of these sizes: tiny (the default), smollm2-135m, llama-3.2-1b.",
+)
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="NAME=N",
+    help="One of those sizes, as num_layers=4. Repeatable.",
+)
+@click.option(
+    "-p", "--prompt", "prompts", multiple=True, metavar="TEXT", help="Repeatable: all in one batch."
+)
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Prompts as they are. Without it the model's chat template, where its file has one, goes "
+    "around each.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Most tokens to generate for each prompt.",
+)
+@click.option(
+    "--write", default="write.index_put", show_default=True, metavar="NAME", help="Writes K and V."
+)
+@click.option(
+    "--attend",
+    default="attend.sdpa_indexing",
+    show_default=True,
+    metavar="NAME",
+    help="Attends over them; the name of a read, as read.indexing, means to gather by it first.",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Tokens per block.",
+)
+@click.option(
+    "--blocks",
+    type=click.IntRange(min=1),
+    help="Blocks of the cache; by default enough for all prompts. With fewer, requests give way.",
+)
+@click.option(
+    "--chunk",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Most tokens of a prompt in one step.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(tuple(DTYPE_BYTES)),
+    default="fp32",
+    show_default=True,
+    help="Of weights, K and V.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice([layout for layout in LAYOUTS if layout != "MLA"]),
+    default="NHD",
+    show_default=True,
+    help="Of the cache.",
+)
+@click.option("--device", default="auto", show_default=True, help='"cpu", "cuda", "cuda:1", …')
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random weights."
+)
+@click.option("--no-sharing", is_flag=True, help="No prompt uses the blocks of another's prefix.")
+@click.option(
+    "--load",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.py",
+    help="A Python file that registers strategies of your own. Repeatable.",
+)
+def generate(
+    model: Path | None,
+    random: str | None,
+    sizes: tuple[str, ...],
+    prompts: tuple[str, ...],
+    write: str,
+    attend: str,
+    device: str,
+    files: tuple[Path, ...],
+    *,
+    raw: bool,
+    no_sharing: bool,
+    **numbers: Any,  # noqa: ANN401 - the fields of Settings
+) -> None:
+    """Generate text over a paged cache, with any write strategy and any attention.
+
+    Each token is the likeliest one. Before it is timed, everything is done once with the first 3
+    tokens: compilers run then. Then comes the text, and what it took.
+
+    Every second decode step is taken apart; on a GPU that waits for the device around each part,
+    which takes time. So times of tokens are of the other steps.
+    """
+    from kvbench import devices
+    from kvbench.engine.session import Settings, begin, open_model, random_model
+    from kvbench.report.generation import Saying, describe, split_table, times_table
+    from kvbench.strategies import registry
+
+    if (model is None) == (random is None):
+        raise InputError("expected a model: one of --model FILE.gguf and --random")
+    if not prompts:
+        raise InputError("no prompt; expected one or more, as --prompt 'Why is the sky blue?'")
+    if model is not None and sizes:
+        raise InputError("--size with --model: expected it with --random")
+    settings = Settings(chat=not raw, sharing=not no_sharing, **numbers)
+    _strategies((), files)
+    writes, attends = registry.find("write", write), registry.find("attend", attend)
+    target = devices.resolve(device)
+    with err.status("Loading and warming up"):
+        source = open_model(model) if model else random_model(random or "tiny", sizes)
+        generation = begin(source, settings, writes, attends, prompts, target)
+    with Saying(len(prompts)) as saying:
+        timeline = generation.run(saying.hear)
+    _say(f"\n{describe(generation.setting)}")
+    out.print(times_table(timeline).rich())
+    out.print(split_table(timeline, on_gpu=target.type != "cpu").rich())
 
 
 @cli.command()

@@ -147,8 +147,8 @@ def half_a_head_apart(weight: torch.Tensor, heads: int) -> torch.Tensor:
         weight: [heads * head_dim, hidden_size].
         heads: Of Q or of K.
     """
-    paired = weight.unflatten(0, (heads, -1, 2))
-    return paired.transpose(1, 2).flatten(0, 2)
+    paired = weight.view(heads, -1, 2, weight.shape[-1])
+    return paired.transpose(1, 2).reshape(weight.shape)
 
 
 def read(path: Path) -> ModelFile:

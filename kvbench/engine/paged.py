@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
@@ -28,8 +28,8 @@ Watch = Callable[[Part], AbstractContextManager[object]]
 class Does(Protocol):
     """A strategy, as a cache needs it: see `strategies.base.Strategy`."""
 
-    name: Any
-    op: Any
+    name: ClassVar[Any]
+    op: ClassVar[Any]
 
     def supports(self, case: Case, device: torch.device) -> str | None:
         """None, or why not."""

@@ -1,7 +1,30 @@
-"""What a generation took, step by step. Torch-free."""
+"""What a generation was, and what it took, step by step. Torch-free."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from kvbench.engine.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What generates."""
+
+    model: str
+    config: ModelConfig
+    dtype: str
+    device: str
+    threads: int
+    """Of torch, on the host."""
+    write: str
+    attend: str
+    layout: str
+    blocks: int
+    block_size: int
+    load_s: float
+    """Reading or drawing the weights, and allocating the cache."""
+    warm_s: float
+    """The warm-up before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,29 @@ def get(name: str) -> Strategy:
     return _STRATEGIES[name]
 
 
+def find(op: str, name: str) -> Strategy:
+    """The strategy of an op by any of its names.
+
+    Args:
+        op: As "attend".
+        name: The strategy's; or without its op, as "native"; or, for an attention, that of the
+            read that goes before it, as "read.indexing" or "indexing". An op's own "native" comes
+            before the attention that gathers by `read.native`.
+
+    Raises:
+        InputError: There is none of that op; the message has the nearest name.
+    """
+    bare = name.removeprefix("read.") if op == "attend" else name
+    wanted = [name, *([f"{op}.{name}"] if "." not in name else [])]
+    if op == "attend":
+        wanted.append(f"attend.sdpa_{bare}")
+    known = [strategy.name for strategy in all_strategies() if strategy.op == op]
+    for each in wanted:
+        if each in known:
+            return _STRATEGIES[each]
+    raise unknown(f"strategy of the op {op}", name, known)
+
+
 def is_registered(strategy: Strategy) -> bool:
     """Whether this very strategy is known by its name."""
     return _STRATEGIES.get(strategy.name) is strategy
