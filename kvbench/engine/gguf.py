@@ -68,10 +68,7 @@ class Metadata:
             if default is None:
                 raise self.refusal(f"{key} is missing")
             return default
-        try:
-            value = self._fields[key].contents()
-        except _TORN as error:
-            raise self.refusal(f"{key} can't be read ({error})") from error
+        value = self._value(key)
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
@@ -84,11 +81,17 @@ class Metadata:
         Raises:
             InputError: As `get`.
         """
-        values: Any = self._fields[key].contents() if key in self._fields else None
+        values = self._value(key) if key in self._fields else None
         if not isinstance(values, list) or not all(type(value) is kind for value in values):
             found = "missing" if values is None else f"{values!r:.40}"
             raise self.refusal(f"{key} is {found}; expected a list, each {_KINDS[kind]}")
         return values
+
+    def _value(self, key: str) -> Any:  # noqa: ANN401 - whatever the file has
+        try:
+            return self._fields[key].contents()
+        except _TORN as error:
+            raise self.refusal(f"{key} can't be read ({error})") from error
 
     def refusal(self, what: str) -> InputError:
         """The error for a file that can't be used."""
@@ -198,7 +201,9 @@ def _config(metadata: Metadata, tensors: Mapping[str, Any]) -> ModelConfig:
     hidden, heads = (
         metadata.get(f"llama.{key}", int) for key in ("embedding_length", "attention.head_count")
     )
-    head_dim = metadata.get("llama.attention.key_length", int, hidden // max(heads, 1))
+    if heads < 1:
+        raise metadata.refusal(f"llama.attention.head_count is {heads}; expected 1 or more")
+    head_dim = metadata.get("llama.attention.key_length", int, hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         size = metadata.get(f"llama.{key}", int, head_dim)
         if size != head_dim:

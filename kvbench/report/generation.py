@@ -65,15 +65,12 @@ def _commands(letter: str) -> bool:
 def describe(setting: Setting) -> str:
     """What generated, and how long it took to get ready."""
     sizes = setting.config
-    where = (
-        f"{setting.device} ({setting.threads} threads)"
-        if setting.device == "cpu"
-        else (setting.device)
-    )
+    threads = f" ({_count(setting.threads, 'thread')})" if setting.device == "cpu" else ""
     return (
-        f"{setting.model}: {sizes.num_layers} layers, {sizes.num_heads} heads over "
-        f"{sizes.num_kv_heads} KV heads of {sizes.head_dim}, {setting.dtype} on {where}; "
-        f"{setting.write} and {setting.attend}, {setting.blocks} blocks of {setting.block_size}, "
+        f"{setting.model}: {_count(sizes.num_layers, 'layer')}, "
+        f"{_count(sizes.num_heads, 'head')} over {_count(sizes.num_kv_heads, 'KV head')} of "
+        f"{sizes.head_dim}, {setting.dtype} on {setting.device}{threads}; {setting.write} and "
+        f"{setting.attend}, {_count(setting.blocks, 'block')} of {setting.block_size}, "
         f"{setting.layout}. Loading took {format_seconds(setting.load_s)}, a warm-up "
         f"{format_seconds(setting.warm_s)}."
     )
@@ -117,8 +114,8 @@ def split_table(timeline: Timeline, *, on_gpu: bool) -> Table:
         on_gpu: Whether parts were timed by waiting for a device.
     """
     apart, whole = timeline.taken_apart, timeline.undisturbed
-    title = f"A decode step by its parts (mean of {_count(len(apart), 'step')}, all layers)"
-    header = ("part", "µs", "share")
+    title = f"A decode step (mean of {_count(len(apart), 'step')})"
+    header = ("part, in all layers", "µs", "share")
     if not apart:
         missing = tuple((name, MISSING, MISSING) for name in (*_PARTS.values(), "the rest"))
         return Table(title, header, missing, "No decode step was taken apart: every second one is.")
