@@ -431,4 +431,4 @@ class ReadRemembers(Remembers):
 def test_an_index_kept_from_an_earlier_step_is_caught(strategy, by):
     case = Case(op=strategy.op, seq_len=40, num_kv_heads=1, num_heads=1, head_dim=8)
     found = oracle.check(strategy(by=by), build(case, torch.device("cpu")))
-    assert found.startswith("in a second step, with other block tables, ")
+    assert found.startswith("in a second step, with other block tables: ")

@@ -1058,7 +1058,7 @@ def test_a_result_kept_from_the_first_call_is_caught():
 
     message = check(Toy("read", read), build(READ, CPU))
     assert message.startswith("K of token 0 (block 0, slot 2), head 0, element 0 is 0x")
-    assert len(kept) == 2
+    assert len(kept) == 3  # the last to see whether the layer is the reason
 
 
 def test_a_result_found_in_a_buffer_of_the_first_call_is_caught():
@@ -1082,7 +1082,7 @@ def test_rows_kept_from_the_first_call_are_caught():
 
     message = check(Toy("write", write), build(WRITE, CPU))
     assert message.startswith("value_pool block 0, slot 2, head 0, element 0 is 0x")
-    assert len(kept) == 2
+    assert len(kept) == 3  # the last to see whether the layer is the reason
 
 
 class WritesInPrepare(Toy):
@@ -1297,7 +1297,6 @@ def test_tensors_kept_from_prepare_are_caught_in_another_layer():
         store(workload, mapping(workload))
 
     message = check(Holding("write", write), build(WRITE, CPU))
-    assert message.startswith("in a second step, with other block tables, in another layer's")
-    assert "key_pool" in message
+    assert message.startswith("in another layer, whose tensors lie elsewhere: key_pool ")
     message = check(Holding("read", right_read), build(READ, CPU))
-    assert "in another layer's memory: K of token 0" in message
+    assert message.startswith("in another layer, whose tensors lie elsewhere: K of token 0 ")

@@ -142,9 +142,8 @@ def _attend(  # noqa: C901, PLR0912, PLR0915 - its branches are taken when it is
     end = tl.minimum(before + last_token + 1, begin + part_tokens)
 
     out_row = sequence * query_tokens + token
-    at_query = query + tl.multiple_of(
-        out_row * query_token_stride + head * query_head_stride, QUERY_STEP
-    )
+    at_query = query + tl.multiple_of(out_row * query_token_stride, QUERY_STEP)
+    at_query += tl.multiple_of(head * query_head_stride, QUERY_STEP)
     rows = (at_query, query_dim_stride, real)
     queries = load_queries(at_query, query_dim_stride, tl.arange(0, PIECE), real, KEY_DIM, OPERAND)
     value_element = tl.arange(0, VALUE_PADDED)

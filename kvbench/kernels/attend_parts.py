@@ -82,10 +82,12 @@ def token_pointers(pool, kv_head, block, offset, STEP: tl.constexpr, ADJACENT: t
     """Where the first element of the tokens' heads lies, [TOKENS]; `pool` a tensor, its strides."""
     base, block_stride, slot_stride, head_stride, _, _ = pool
     head = tl.multiple_of(kv_head * head_stride, STEP)
+    # Told of each product by itself: of a sum it is forgotten where one of its terms is 0.
+    slot = tl.multiple_of(block * block_stride, STEP)
     if ADJACENT:
-        slot = tl.multiple_of(block * block_stride, STEP) + offset * slot_stride
+        slot += offset * slot_stride
     else:
-        slot = tl.multiple_of(block * block_stride + offset * slot_stride, STEP)
+        slot += tl.multiple_of(offset * slot_stride, STEP)
     return base + head + slot
 
 
