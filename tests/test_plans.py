@@ -241,7 +241,8 @@ def test_the_gpu_preset_compiles_a_kernel_once_for_each_shape_of_a_row(h100):
     # which is not cut. What merges has a power of two of parts.
     assert compilations() == {
         **dict.fromkeys(("scatter_kv", "gather_kv"), SHAPES_OF_THE_GPU_PRESET),
-        **{"attend": 2 * 4 + 1, "merge_attend": 5},
+        "attend": 2 * 4 + 1,
+        "merge_attend": 5,
     }
 
 
