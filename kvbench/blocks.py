@@ -5,7 +5,7 @@ A block table is a Python list of physical block numbers, as an engine's schedul
 
 import itertools
 import random
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class BlockAllocator:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._free = deque(range(num_blocks))
+        self._free = OrderedDict.fromkeys(range(num_blocks))
         self._holders = [0] * num_blocks
 
     @property
@@ -59,7 +59,7 @@ class BlockAllocator:
         """
         if count > len(self._free):
             raise InputError(f"{count} blocks: expected up to {len(self._free)}, which are free")
-        blocks = [self._free.popleft() for _ in range(count)]
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._holders[block] = 1
         return blocks
@@ -76,6 +76,11 @@ class BlockAllocator:
         for block in held:
             self._holders[block] += 1
 
+    def hold(self, block: int) -> None:
+        """Hold a block once more, be it free or not: what it holds is wanted again."""
+        self._free.pop(block, None)
+        self._holders[block] += 1
+
     def release(self, blocks: Iterable[int]) -> None:
         """Let go of blocks, the last of them first: a prefix stays in the cache for longest.
 
@@ -88,7 +93,7 @@ class BlockAllocator:
         for block in reversed(held):
             self._holders[block] -= 1
             if not self._holders[block]:
-                self._free.append(block)
+                self._free[block] = None
 
     def _refuse_beyond(self, block: int, times: int) -> None:
         holders = self._holders[block] if 0 <= block < len(self._holders) else 0
