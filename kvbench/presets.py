@@ -129,6 +129,9 @@ _ATTENDING_GRIDS = tuple(
         "batch=3 seq_len=21 lengths=holes,ragged query_len=1,4 num_kv_heads=1,3 num_heads=6 "
         "head_dim=64,80 block_size=8 dtype=fp32,bf16",
         "batch=0,1 seq_len=0,1 query_len=1,3 block_size=16",
+        # Contexts of whole blocks, for what reads nothing less.
+        "batch=2 lengths=equal seq_len=48 query_len=1,3 sliding_window=0,20 num_heads=8 "
+        "num_kv_heads=2 head_dim=64 block_size=16 dtype=fp32,bf16",
         # Every layout; a window whose blocks behind have been freed; a shared prefix.
         "layout=NHD,HND,NHD-KV,HND-KV,x-packed batch=2 seq_len=35 query_len=1,3 sliding_window=0,9 "
         "shared_blocks=1 table_padding=1 num_kv_heads=2 num_heads=8 head_dim=64 block_size=8 "

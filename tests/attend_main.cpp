@@ -166,7 +166,8 @@ struct Case {
           const Int first = last == 0 ? 0 : std::min(first_seen(i, first_token), last);
           items.push_back({i, token, last_token - token, head,
                            std::min(heads_at_once, heads - head), first, last, plan.chunks});
-          plan.chunks += std::max<Int>(1, (last - first + plan.chunk_tokens - 1) / plan.chunk_tokens);
+          const Int seen = kvbench::up_to_multiple(last - first, plan.chunk_tokens);
+          plan.chunks += std::max<Int>(1, seen / plan.chunk_tokens);
         }
       }
     }

@@ -1,5 +1,5 @@
-// What the tests of the C++ kernels in C++ share: numbers, teams and tensors at random. Tensors have
-// memory of their own, of exactly their size.
+// What the tests of the C++ kernels in C++ share: numbers, teams and tensors at random. Tensors
+// have memory of their own, of exactly their size.
 #pragma once
 
 #include <algorithm>

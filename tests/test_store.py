@@ -140,7 +140,7 @@ BROKEN_LINES = {
     "ok without a measurement": changed_row(1, measurement=None),
     "failed with a measurement": changed_row(1, status="failed", reason="it raised"),
     "a case that can't be": changed_row(1, case__block_size=0),
-    "an unknown op": changed_row(1, case__op="attend"),
+    "an unknown op": changed_row(1, case__op="attended"),
 }
 
 

@@ -480,6 +480,20 @@ def test_an_attention_over_a_read_can_be_handed_to_another_process():
     assert (again.name, again.reading.name) == ("attend.sdpa_loop", "read.loop")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("mine.py", None, "expected a Python file"),
+        ("mine.txt", USER_FILE, "expected a Python file"),
+        ("mine.py", "import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere"),
+        ("mine.py", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("mine.py", "def", "SyntaxError"),
+        ("mine.py", "", "registers nothing; expected a class under @kvbench.strategies.registry"),
+        ("mine.py", USER_FILE.replace("write.mine", "write.loop"), "'write.loop' is registered"),
+        ("mine.py", USER_FILE.replace('op = "write"', 'op = "w"'), "op of strategy 'write.mine'"),
+    ],
+    ids=str,
+)
 @pytest.mark.usefixtures("strategies")
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, text, message):
     path = tmp_path / name

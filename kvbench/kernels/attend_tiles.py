@@ -89,10 +89,12 @@ def attend_tile(
 
 
 def _fp32_tile(rows: int, head: int, tokens: int) -> AttendTile:
-    rows = min(padded(rows), 16)
+    rows, piece = min(padded(rows), 16), min(head, _FP32_PIECE)
     if head > 256:
-        return AttendTile(rows, 16, _FP32_PIECE, 8, 1)
-    return AttendTile(rows, tokens, min(head, _FP32_PIECE), 4 if rows <= 8 or head < 128 else 8, 5)
+        return AttendTile(rows, 16, piece, 8, 1)
+    if rows > 8 and head >= 128:
+        return AttendTile(rows, 16, piece, 8, 5)
+    return AttendTile(rows, tokens, piece, 4, 5)
 
 
 def cut(longest: int, tokens: int, parts: int) -> tuple[int, int]:

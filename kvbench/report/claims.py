@@ -7,7 +7,8 @@ states them for a GPU. What a run on a CPU can't measure is said to be predicted
 import pandas as pd
 
 from kvbench.analysis.fit import Fit, fit_run
-from kvbench.analysis.frame import main_group, timed
+from kvbench.analysis.frame import CASE_FIELDS, main_group, timed
+from kvbench.analysis.gathering import beside_gathering
 from kvbench.analysis.statistics import median_interval
 from kvbench.report.tables import Table
 from kvbench.results import RunInfo
@@ -140,7 +141,24 @@ def _copy_claim(frame: pd.DataFrame) -> tuple[str, str, str]:
     size = "" if indexing is None else f"{format_bytes(indexing['least_bytes'] / 2)} written anew; "
     return (
         "“no extra copy”",
-        f"at {_TOKENS} tokens: {size}{', '.join(parts) or 'not in this run'}",
+        f"at {_TOKENS} tokens: {size}{', '.join(parts) or 'not in this run'}{_attention(frame)}",
         "the gather is the copy: every call allocates and fills K and V of all cached tokens, as "
         "torch.cat does for the loop; only attention that reads the blocks in place has none",
+    )
+
+
+def _attention(frame: pd.DataFrame) -> str:
+    """What the gather is of the largest attention that was measured with and without one."""
+    beside = beside_gathering(frame[frame["op"] == "attend"])
+    in_place = beside[beside["strategy"] != beside["reference"]]
+    if in_place.empty:
+        return ""
+    _, rows = main_group(in_place, ("seq_len", "batch"))
+    best = rows.sort_values(["tokens", "median_s"], ascending=[False, True]).iloc[0]
+    alike = (beside[list(CASE_FIELDS)] == best[list(CASE_FIELDS)]).all(axis=1)
+    gathering = beside[alike & (beside["strategy"] == best["reference"])].iloc[0]
+    return (
+        f"; of attention over {best['batch']:,} x {best['seq_len']:,} cached tokens the gather is "
+        f"{100 * gathering['share']:.0f} %, and {best['strategy']} in place takes "
+        f"{100 * best['ratio']:.0f} % of both"
     )

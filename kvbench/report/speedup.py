@@ -31,8 +31,10 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
             rows = page.rows[
                 (page.rows["block_size"] == block) & (page.rows["num_kv_heads"] == heads)
             ]
-            panel.plot([seq_lens[0], seq_lens[-1]], [1, 1], color=colour(reference))
-            ends = [(float(seq_lens[-1]), 1.0, f"{reference} = 1", colour(reference))]
+            # As far as the panel's own lines go: further on it would strike through their names.
+            first, last = float(rows["seq_len"].min()), float(rows["seq_len"].max())
+            panel.plot([first, last], [1, 1], color=colour(reference))
+            ends = [(last, 1.0, f"{reference} = 1", colour(reference))]
             others = rows[rows["strategy"] != reference].groupby("strategy", sort=True)
             ends += [_draw_line(panel, str(name), line) for name, line in others]
             log_axes(panel, seq_lens)

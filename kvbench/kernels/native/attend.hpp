@@ -133,8 +133,8 @@ struct Sight {
   std::int32_t first[kLanes], last[kLanes];
 };
 
-// Products into scores, and these into weights: powers of e, relative to the largest score that the row has seen. Rows that
-// have sums of V from before must multiply them by `shrink`.
+// Products into scores, and these into weights: powers of e, relative to the largest score that the
+// row has seen. Rows that have sums of V from before must multiply them by `shrink`.
 template <int kRows>
 void weigh(float* scores, Int tokens, float scale, float soft_cap, const Sight* sight, Seen& seen,
            float* shrink) {

@@ -46,8 +46,8 @@ inline void store(float* at, Lanes x) { std::memcpy(at, &x, sizeof x); }
 
 inline Lanes all(float x) { return Lanes{} + x; }
 
-// The same in a register: a compiler may else load it anew for each use, and loads are what runs out
-// first.
+// The same in a register: a compiler may else load it anew for each use, and loads are what runs
+// out first.
 inline Lanes in_register(Lanes x) {
 #if defined(__AVX512F__)
   asm("" : "+v"(x));
@@ -77,8 +77,8 @@ inline Lanes load_as_floats<Bf16>(const char* at) {
 #if defined(__AVX512F__)
   __m256i bits;
   std::memcpy(&bits, at, sizeof bits);
-  return reinterpret_cast<Lanes>(reinterpret_cast<Bits32>(_mm512_maskz_cvtepu16_epi32(0xffff, bits))
-                                 << 16);
+  const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, bits);
+  return reinterpret_cast<Lanes>(reinterpret_cast<Bits32>(wide) << 16);
 #else
   Bits16 bits;
   std::memcpy(&bits, at, sizeof bits);
