@@ -688,6 +688,9 @@ def doctor(device: str, cells: int) -> None:
 )
 @click.option("--no-sharing", is_flag=True, help="No prompt uses the blocks of another's prefix.")
 @click.option(
+    "--no-warm-up", is_flag=True, help="Begin at once; times then have in them what is compiled."
+)
+@click.option(
     "--load",
     "files",
     multiple=True,
@@ -707,12 +710,13 @@ def generate(
     *,
     raw: bool,
     no_sharing: bool,
+    no_warm_up: bool,
     **numbers: Any,  # noqa: ANN401 - the fields of Settings
 ) -> None:
     """Generate text over a paged cache, with any write strategy and any attention.
 
-    Each token is the likeliest one. Before it is timed, everything is done once with the first 3
-    tokens: compilers run then. Then comes the text, and what it took.
+    Each token is the likeliest one. Before it is timed, everything is done once up to the third
+    token: compilers run then. Then comes the text, and what it took.
 
     Every second decode step is taken apart; on a GPU that waits for the device around each part,
     which takes time. So times of tokens are of the other steps.
@@ -728,7 +732,7 @@ def generate(
         raise InputError("no prompt; expected one or more, as --prompt 'Why is the sky blue?'")
     if model is not None and sizes:
         raise InputError("--size with --model: expected it with --random")
-    settings = Settings(chat=not raw, sharing=not no_sharing, **numbers)
+    settings = Settings(chat=not raw, sharing=not no_sharing, warm_up=not no_warm_up, **numbers)
     _strategies((), files)
     writes, attends = registry.find("write", write), registry.find("attend", attend)
     target = devices.resolve(device)

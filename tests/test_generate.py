@@ -127,6 +127,19 @@ def test_the_seed_the_sizes_and_the_length_do(generate):
     assert "random tiny, num_layers=1, hidden_size=48: 1 layer," in ended.out
 
 
+def test_without_a_warm_up_only_what_is_printed_is_computed(generate, monkeypatch):
+    expected, calls = said_by_plain("a"), []
+    forward = Decoder.forward
+    monkeypatch.setattr(Decoder, "forward", lambda *a, **o: calls.append(1) or forward(*a, **o))
+    warm = generate(*RANDOM, "-p", "a")
+    assert len(calls) == 3 + 5
+    assert re.search(r"Loading took .*, warming up \d", warm.out)
+    cold = generate(*RANDOM, "-p", "a", "--no-warm-up")
+    assert len(calls) == 3 + 5 + 5
+    assert cold.out.splitlines()[0] == expected
+    assert "s, not warmed up." in cold.out
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_weights_and_cache_are_of_the_dtype(generate, dtype):
     ended = generate(*RANDOM, "-p", "a", "--dtype", dtype)

@@ -39,6 +39,7 @@ class Settings:
     seed: int
     chat: bool
     sharing: bool
+    warm_up: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def random_model(sizes: str, changes: Sequence[str]) -> Source:
 
 
 class Generation:
-    """Requests that have not begun, of a model that is warm."""
+    """Requests that have not begun, of a model that is loaded."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ def begin(
     prompts: Sequence[str],
     device: torch.device,
 ) -> Generation:
-    """Load a model and warm it up on its prompts.
+    """Load a model, and warm it up on its prompts.
 
     Raises:
         InputError: A prompt is too long, blocks or memory are too few, or a strategy doesn't serve
@@ -172,10 +173,11 @@ def begin(
 
     served = engine()
     requests = [served.add(tokens, settings.max_tokens, speaks.stops) for tokens in encoded]
-    warming = engine()  # an engine of its own: nothing is found in the cache afterwards
-    for tokens in encoded:
-        warming.add(tokens, min(_WARM_TOKENS, settings.max_tokens))
-    warming.run()
+    if settings.warm_up:
+        warming = engine()  # an engine of its own: nothing is found in the cache afterwards
+        for tokens in encoded:
+            warming.add(tokens, min(_WARM_TOKENS, settings.max_tokens))
+        warming.run()
     setting = Setting(
         model=source.name,
         config=config,
@@ -188,7 +190,7 @@ def begin(
         blocks=blocks,
         block_size=size,
         load_s=loaded - begun,
-        warm_s=time.perf_counter() - loaded,
+        warm_s=time.perf_counter() - loaded if settings.warm_up else None,
     )
     streams = [speaks.stream() for _ in requests]
     return Generation(setting, served, requests, streams, lambda: synchronize(device))

@@ -23,8 +23,8 @@ class Setting:
     block_size: int
     load_s: float
     """Reading or drawing the weights, and allocating the cache."""
-    warm_s: float
-    """The warm-up before."""
+    warm_s: float | None
+    """The warm-up before; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True)

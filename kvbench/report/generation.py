@@ -66,13 +66,15 @@ def describe(setting: Setting) -> str:
     """What generated, and how long it took to get ready."""
     sizes = setting.config
     threads = f" ({_count(setting.threads, 'thread')})" if setting.device == "cpu" else ""
+    warm = "not warmed up"
+    if setting.warm_s is not None:
+        warm = f"warming up {format_seconds(setting.warm_s)}"
     return (
         f"{setting.model}: {_count(sizes.num_layers, 'layer')}, "
         f"{_count(sizes.num_heads, 'head')} over {_count(sizes.num_kv_heads, 'KV head')} of "
         f"{sizes.head_dim}, {setting.dtype} on {setting.device}{threads}; {setting.write} and "
         f"{setting.attend}, {_count(setting.blocks, 'block')} of {setting.block_size}, "
-        f"{setting.layout}. Loading took {format_seconds(setting.load_s)}, a warm-up "
-        f"{format_seconds(setting.warm_s)}."
+        f"{setting.layout}. Loading took {format_seconds(setting.load_s)}, {warm}."
     )
 
 
