@@ -722,7 +722,7 @@ def generate(
     which takes time. So times of tokens are of the other steps.
     """
     from kvbench import devices
-    from kvbench.engine.session import Settings, begin, open_model, random_model
+    from kvbench.engine.prompting import Settings, begin, open_model, random_model
     from kvbench.report.generation import Saying, describe, split_table, times_table
     from kvbench.strategies import registry
 

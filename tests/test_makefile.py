@@ -200,7 +200,9 @@ def test_triton_is_pinned_where_it_exists_and_not_elsewhere():
     assert not marker.evaluate({"sys_platform": "darwin", "platform_machine": "arm64"})
 
 
-DEPENDENCIES = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+_EXTRAS = PROJECT["optional-dependencies"]
+# In their order: each worker has to collect the same tests.
+DEPENDENCIES = list(dict.fromkeys([*PROJECT["dependencies"], *_EXTRAS["dev"], *_EXTRAS["engine"]]))
 
 
 @pytest.mark.parametrize("text", DEPENDENCIES)
