@@ -20,7 +20,7 @@ from rich.console import Console
 import kvbench
 from kvbench.axes import AXES, Axes, expand_all, override_all
 from kvbench.cases import DTYPE_BYTES, LAYOUTS, OPS, Case
-from kvbench.errors import InputError, KvbenchError
+from kvbench.errors import InputError, KvbenchError, StrategyError
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
 from kvbench.results import RETRIED, CacheState
 from kvbench.store import PLOTS_FOLDER, Run, has_run, load, reserve
@@ -899,6 +899,8 @@ def main() -> None:
         cli.main(prog_name="kvbench", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_:
         click.echo(help_.format_message())
+    except StrategyError as error:
+        _fail(str(error), code=1)
     except KvbenchError as error:
         _fail(str(error))
     except click.ClickException as error:
@@ -911,6 +913,6 @@ def main() -> None:
         sys.exit(130)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> None:
     err.print(f"error: {' '.join(message.split())}", soft_wrap=True, markup=False)
-    sys.exit(2)
+    sys.exit(code)

@@ -16,6 +16,10 @@ class StoreError(KvbenchError):
     """A run folder can't be read or written as asked."""
 
 
+class StrategyError(KvbenchError):
+    """A strategy raised where nothing goes on without it."""
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> InputError:
     """The error for a name that is none of `choices`, with the nearest one if any is near.
 

@@ -15,7 +15,7 @@ from kvbench.engine.config import ModelConfig
 from kvbench.engine.generation import Engine
 from kvbench.engine.model import decoder, random_decoder
 from kvbench.engine.paged import PagedCache, Span
-from kvbench.errors import InputError
+from kvbench.errors import InputError, StrategyError
 from kvbench.strategies import registry
 
 registry.load_builtin()
@@ -174,6 +174,18 @@ def test_a_strategy_that_cannot_serve_a_model_is_refused_with_its_reason():
         engine(attend="attend.enable_gqa")
     with pytest.raises(InputError, match=r"'attend.native': expected one of the op write"):
         engine(write="attend.native")
+
+
+def test_a_strategy_that_raises_is_named_in_one_line(monkeypatch):
+    served = engine("write.loop", "attend.sdpa_loop")
+    served.add(HEAD, 1)
+
+    def run(*_):
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(type(registry.get("write.loop")), "run", run)
+    with pytest.raises(StrategyError, match=r"'write.loop' failed: RuntimeError: no more"):
+        served.run()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ prompt chunk.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -17,7 +17,7 @@ import torch
 from kvbench import pool
 from kvbench.cases import Case
 from kvbench.engine.config import ModelConfig
-from kvbench.errors import InputError
+from kvbench.errors import InputError, KvbenchError, StrategyError
 from kvbench.workload import TORCH_DTYPES, Workload
 
 Part = Literal["index", "write", "attend"]
@@ -182,6 +182,18 @@ class PagedCache:
         return self._write, self._attend
 
 
+@contextmanager
+def _named(strategy: Does) -> Iterator[None]:
+    """What a strategy raises inside names it, in one line."""
+    try:
+        yield
+    except KvbenchError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise StrategyError(f"strategy {strategy.name!r} failed: {what}") from error
+
+
 class Step:
     """One step's index, prepared once and used in every layer: a `model.Cache`."""
 
@@ -191,12 +203,14 @@ class Step:
         self._groups: list[_Group] = []
         with watch("index"):
             self._writing = cache.workload(spans, "write")
-            self._written = write.prepare(self._writing)
+            with _named(write):
+                self._written = write.prepare(self._writing)
             first = 0
             for count, alike in itertools.groupby(spans, lambda span: span.count):
                 workload = cache.workload(alike, "attend")
                 last = first + count * len(workload.lengths)
-                prepared = attend.prepare(workload)
+                with _named(attend):
+                    prepared = attend.prepare(workload)
                 self._groups.append(_Group(slice(first, last), workload, prepared))
                 first = last
 
@@ -211,11 +225,11 @@ class Step:
             "value_pool": pools.value,
             "storages": pools.storages,
         }
-        with self._watch("write"):
+        with self._watch("write"), _named(write):
             rows = pool.as_slots(key, pools.key)
             workload = dataclasses.replace(self._writing, key=rows, value=value, **of_layer)
             write.run(workload, self._written)
-        with self._watch("attend"):
+        with self._watch("attend"), _named(attend):
             outputs = [
                 attend.run(
                     dataclasses.replace(group.workload, query=query[group.tokens], **of_layer),
