@@ -21,6 +21,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made import contents, result, run_folder, run_info
+from torch.nn.functional import scaled_dot_product_attention
 
 from kvbench.axes import Axes
 from kvbench.cases import Case
@@ -28,7 +29,7 @@ from kvbench.pool import flat_slots_view, slot_mapping
 from kvbench.results import RETRIED, Result
 from kvbench.store import ROWS_FILE, RUN_FILE, Run, load
 from kvbench.strategies.base import Strategy
-from kvbench.sweep.runner import Ended, Plan, missing_cases, run_sweep
+from kvbench.sweep.runner import _MOST_CLOCKS, Ended, Plan, missing_cases, run_sweep
 from kvbench.timing import bandwidth
 
 # Runs are shared between tests: xdist is to give them all to one process.
@@ -469,6 +470,26 @@ class Plain(Write):
         super().run(workload, Write.prepare(self, workload))
 
 
+class Gathers(Strategy):
+    """Right for one sequence, with a prepare and a gather: three rows a case."""
+
+    name = "attend.gathers"
+    op = "attend"
+    summary = "gathers one sequence, then attends"
+
+    def prepare(self, workload):
+        return torch.from_numpy(workload.slot_mapping())
+
+    def gather(self, workload, prepared):
+        pools = workload.key_pool, workload.value_pool
+        return tuple(flat_slots_view(pool)[prepared].transpose(0, 1) for pool in pools)
+
+    def run(self, workload, prepared):
+        key, value = self.gather(workload, prepared)
+        query = workload.query.transpose(0, 1)
+        return scaled_dot_product_attention(query, key, value).transpose(0, 1).contiguous()
+
+
 class FailsWithoutFile(Plain):
     """Raises until there is a file."""
 
@@ -544,6 +565,20 @@ def test_a_complete_run_is_left_as_it_is(folder, whole):
     ending, told = session(plan(), folder)
     assert (ending.why, ending.measured, told) == ("complete", 0, [])
     assert contents(folder) == whole
+
+
+def test_a_gather_is_among_the_rows_that_make_a_case_whole(tmp_path):
+    axes = Axes.parse(["op=attend", "seq_len=2:4:+1", "num_kv_heads=1", "head_dim=4", "dtype=fp32"])
+    made = replace(plan(Gathers()), cases=axes.expand())
+    assert made.most_rows(made.cases[:1]) == 3 * _MOST_CLOCKS
+    session(made, tmp_path, resume=False)
+    whole = lines(tmp_path)
+    assert len(whole) == 3 * 3
+    assert session(made, tmp_path)[1] == []
+    (tmp_path / ROWS_FILE).write_bytes(b"".join(whole[:-1]))
+    assert [case.seq_len for case in session(made, tmp_path)[1]] == [
+        load(tmp_path).results[-1].case.seq_len
+    ]
 
 
 @pytest.mark.parametrize("kept", [1, 40, -1], ids="{} bytes".format)
@@ -653,11 +688,10 @@ UNTIMED = ("incorrect", "unsupported", "checked", "over budget", "does not fit")
 
 
 def measured(strategy: Strategy, case: Case, clocks: int) -> list[Result]:
-    phases = ("run", "prepare") if strategy.has_prepare() else ("run",)
     fields = {"num_kv_heads": 1, "head_dim": 4, "dtype": "fp32", "num_heads": 1}
     return [
         result(strategy.name, phase=phase, clock=clock, seq_len=case.seq_len, **fields)
-        for phase in phases
+        for phase in strategy.phases()
         for clock in CLOCKS[:clocks]
     ]
 

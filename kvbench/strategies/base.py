@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from kvbench.cases import Case
+from kvbench.results import Phase
 from kvbench.workload import Workload
 
 
@@ -81,3 +82,10 @@ class Strategy(ABC):
     def has_gather(cls) -> bool:
         """Whether a part of it is a gather."""
         return cls.gather is not Strategy.gather
+
+    @classmethod
+    def phases(cls) -> tuple[Phase, ...]:
+        """What of it is timed by itself: what is timed at all has a row per phase and clock."""
+        prepare: tuple[Phase, ...] = ("prepare",) if cls.has_prepare() else ()
+        gather: tuple[Phase, ...] = ("gather",) if cls.has_gather() else ()
+        return ("run", *prepare, *gather)

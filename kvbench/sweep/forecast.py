@@ -39,6 +39,5 @@ def forecast(plan: Plan) -> Forecast:
                 reason = f"does not fit in the {format_bytes(free)} that are free"
             cells[strategy.name][reason or "to do"] += 1
             if reason is None and strategy.untimed(plan.device) is None:
-                phases = 2 if strategy.has_prepare() else 1
-                seconds += plan.cell_seconds * phases * clocks
+                seconds += plan.cell_seconds * len(strategy.phases()) * clocks
     return Forecast(cells, largest, seconds)

@@ -323,12 +323,12 @@ def _phases(
     strategy: Strategy, workloads: Sequence[Workload], prepared: Sequence[object]
 ) -> dict[Phase, Call]:
     """What is timed of a strategy."""
-    phases: dict[Phase, Call] = {"run": _turns(strategy.run, workloads, prepared)}
-    if strategy.has_prepare():
-        phases["prepare"] = functools.partial(strategy.prepare, workloads[0])
-    if strategy.has_gather():
-        phases["gather"] = _turns(strategy.gather, workloads, prepared)
-    return phases
+    calls: dict[Phase, Call] = {
+        "run": _turns(strategy.run, workloads, prepared),
+        "prepare": functools.partial(strategy.prepare, workloads[0]),
+        "gather": _turns(strategy.gather, workloads, prepared),
+    }
+    return {phase: calls[phase] for phase in strategy.phases()}
 
 
 def _turns(

@@ -66,7 +66,7 @@ class Plan:
         """The most rows that cases can have: one per strategy, phase and clock."""
         clocks = len(self.clocks) or _MOST_CLOCKS
         return sum(
-            clocks * (2 if strategy.has_prepare() else 1)
+            clocks * len(strategy.phases())
             for case in cases
             for strategy in self.strategies_for(case)
         )
@@ -240,7 +240,7 @@ def missing_cases(plan: Plan, run: Run) -> list[Case]:
         if all(row.measurement is None for row in own):
             return True
         # Killed while they were written, a case's rows may end anywhere.
-        return len(own) == clocks * (2 if strategy.has_prepare() else 1)
+        return len(own) == clocks * len(strategy.phases())
 
     def one_session(case: Case) -> bool:
         names = [strategy.name for strategy in plan.strategies_for(case)]
