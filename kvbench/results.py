@@ -32,9 +32,9 @@ RETRIED: frozenset[Status] = frozenset({"failed", "crashed", "hung"})
 """What a resumed run measures again."""
 
 Phase = Literal["run", "prepare", "gather"]
-"""prepare: once per step. run: once per layer. gather: the part of an attend's run that copies K and
-V out of the pools, by itself. Of an index, which is done once per step: prepare before the step,
-run in it."""
+"""prepare: once per step. run: once per layer. gather: the part of an attend's run that copies
+K and V out of the pools, by itself. Of an index, which is done once per step: prepare before the
+step, run in it."""
 
 CacheState = Literal["hot", "cold", "rotated"]
 """hot: every call uses the same buffers. cold: the last-level cache is flushed before each call.

@@ -1,5 +1,7 @@
 """What the gather costs an attention: ratios within rounds, the table and the figure of them."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from made import result, run_info
@@ -50,6 +52,15 @@ def test_each_case_has_its_own_reference():
     beside = beside_gathering(to_frame([*rows_of(), *slower]))
     found = beside.groupby("seq_len")["reference"].agg(lambda names: set(names).pop())
     assert dict(found) == {128: "attend.sdpa_native", 256: "attend.sdpa_loop"}
+
+
+def test_what_gathers_is_not_in_place_though_its_gather_was_not_timed():
+    rows = rows_of()
+    failed = result("attend.sdpa_loop", None, status="failed", phase="gather", seq_len=128)
+    fields = {"case": rows[1].case, "phase": "gather"}
+    rows[1] = replace(failed, **fields)
+    beside = beside_gathering(to_frame(rows))
+    assert list(beside["strategy"]) == ["attend.sdpa_native", "attend.native"]
 
 
 def test_without_a_gather_there_is_nothing_to_compare_with():

@@ -383,6 +383,29 @@ def test_the_gather_of_an_attend_is_timed_by_itself_over_the_bytes_that_it_moves
     row = 2 * 2 * 8 * 4  # K and V
     assert rows["gather"].nbytes == 2 * 9 * row  # read and written
     assert rows["run"].nbytes == 9 * row + row  # K and V are read, a query is, an output written
+    assert rows["gather"].allocates
+
+
+class RaisesInGather(Attend):
+    name = "attend.raises_in_gather"
+
+    def gather(self, workload, prepared):  # noqa: ARG002
+        raise RuntimeError("no room for copies")
+
+    def run(self, workload, prepared):
+        key, value = Attend.gather(self, workload, prepared)
+        query = workload.query.transpose(0, 1)
+        return scaled_dot_product_attention(query, key, value).transpose(0, 1).contiguous()
+
+
+def test_an_attend_whose_gather_raises_fails_alone(bench):
+    case = Case(op="attend", seq_len=9, num_heads=2, num_kv_heads=2, head_dim=8, dtype="fp32")
+    rows = measure_case(case, [RaisesInGather(), Attend()], bench)
+    assert outcomes(rows) == {
+        ("attend.raises_in_gather", "run"): "failed",
+        ("attend.right", "run"): "ok",
+        ("attend.right", "gather"): "ok",
+    }
 
 
 def test_every_row_has_its_command(bench):

@@ -37,7 +37,10 @@ def beside_gathering(frame: pd.DataFrame, clock: str = "wall") -> pd.DataFrame:
         columns={"strategy": "reference", "samples_s": "samples_s_base"}
     )
     joined = both.merge(base, on=_KEYS)
-    shown = joined["samples_s_gather"].isna() | (joined["strategy"] == joined["reference"])
+    # One that gathers is none in place, though its gather has no time of this clock.
+    gather = set(frame.loc[frame["phase"] == "gather", "strategy"])
+    in_place = ~joined["strategy"].isin(gather)
+    shown = in_place | (joined["strategy"] == joined["reference"])
     joined = joined[shown].reset_index(drop=True)
     ratios = [
         ratio_interval(own, base)

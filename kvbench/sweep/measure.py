@@ -228,20 +228,22 @@ def _time(strategies: Mapping[Strategy, float], workload: Workload, bench: Bench
     subjects: dict[Subject, Call] = {}
     launches: dict[Subject, LaunchCounts | None] = {}
     prepared: dict[Strategy, list[object]] = {}
-    effects: dict[Strategy, Effects] = {}
+    effects: dict[Subject, Effects] = {}
     for strategy in strategies:
         bench.on_step(strategy, "prepare")
         try:
             prepared[strategy] = [strategy.prepare(each) for each in workloads]
             counts = _launches(strategy, workload, "run", bench)
-            observed = observe(functools.partial(strategy.run, workload, prepared[strategy][0]))
+            calls = _phases(strategy, workloads, prepared[strategy])
+            seen = _observe_phases(strategy, workload, prepared[strategy][0])
         except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
             _refuse_lost_device(error, bench)
             rows.append(_refusal(case, strategy, bench, "failed", one_line(error)))
             continue
-        effects[strategy] = dataclasses.replace(observed, first_call_s=strategies[strategy])
-        for phase, call in _phases(strategy, workloads, prepared[strategy]).items():
+        seen["run"] = dataclasses.replace(seen["run"], first_call_s=strategies[strategy])
+        for phase, call in calls.items():
             subjects[strategy, phase] = call
+            effects[strategy, phase] = seen[phase]
             launches[strategy, phase] = (
                 counts if phase == "run" else _launches(strategy, workload, phase, bench)
             )
@@ -249,7 +251,7 @@ def _time(strategies: Mapping[Strategy, float], workload: Workload, bench: Bench
         clock.name: _sample(clock, subjects, launches, case, bench) for clock in bench.clocks
     }
     faults = {}
-    for strategy in effects:
+    for strategy in dict.fromkeys(strategy for strategy, _ in subjects):
         bench.on_step(strategy, "check after timing")
         faults[strategy] = _check_after(strategy, workloads, prepared[strategy], bench)
         replayed = sampled.get("graph", {})
@@ -261,8 +263,9 @@ def _time(strategies: Mapping[Strategy, float], workload: Workload, bench: Bench
         for clock, outcomes in sampled.items():
             subject = (strategy, phase)
             outcome = faults[strategy] or outcomes[subject]
-            seen = effects[strategy] if phase == "run" else Effects(allocates=False)
-            rows.append(_row(subject, clock, outcome, launches[subject], seen, case, bench))
+            rows.append(
+                _row(subject, clock, outcome, launches[subject], effects[subject], case, bench)
+            )
     return rows
 
 
@@ -292,6 +295,17 @@ def observe(call: Call) -> Effects:
         call()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     return Effects(allocates, faults / _OBSERVED_CALLS)
+
+
+def _observe_phases(
+    strategy: Strategy, workload: Workload, prepared: object
+) -> dict[Phase, Effects]:
+    """What a call of each phase was seen to do; a prepare has no output to look at."""
+    seen: dict[Phase, Effects] = {phase: Effects(allocates=False) for phase in strategy.phases()}
+    seen["run"] = observe(functools.partial(strategy.run, workload, prepared))
+    if "gather" in seen:
+        seen["gather"] = observe(functools.partial(strategy.gather, workload, prepared))
+    return seen
 
 
 def _tensors(output: object) -> tuple[torch.Tensor, ...]:
