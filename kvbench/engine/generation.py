@@ -26,8 +26,10 @@ class Request:
     table: Table = field(default_factory=Table)
     computed: int = 0
     """Tokens whose K and V are in the cache."""
+    reached: int = 0
+    """As many as were, at most, whenever its blocks were taken away."""
     shared: int = 0
-    """Of these, those that were found there when it began."""
+    """Tokens that it found there and never computed: those of others."""
     preempted: int = 0
     """Times that its blocks were taken away, to be computed again."""
 
@@ -186,7 +188,8 @@ class Engine:
         while left and self._waiting and not preempted:
             request = self._waiting[0]
             request.table = self.blocks.begin(request.tokens)
-            request.computed = request.shared = request.table.published * self.blocks.block_size
+            request.computed = request.table.published * self.blocks.block_size
+            request.shared += max(request.computed - request.reached, 0)
             count = min(len(request.tokens) - request.computed, self._chunk, left)
             if not self.blocks.grow(request.table, request.computed + count):
                 self.blocks.end(request.table)
@@ -202,7 +205,7 @@ class Engine:
         while not self.blocks.grow(request.table, request.computed + count):
             last = self._running.pop()
             self.blocks.end(last.table)
-            last.computed = 0
+            last.reached, last.computed = max(last.reached, last.computed), 0
             last.preempted += 1
             self._waiting.appendleft(last)
             if last is request:

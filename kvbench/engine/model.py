@@ -178,7 +178,7 @@ def random_decoder(
     config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device
 ) -> Decoder:
     """A decoder of random weights, the same for a seed on every machine."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed % 2**63)  # any seed fits
     with torch.device("meta"):
         model = Decoder(config)
     weights = {}

@@ -57,7 +57,7 @@ class Timeline:
     """Between one token of a request and its next, where no step between was taken apart."""
     prompt_tokens: int
     shared_tokens: int
-    """Tokens of requests that others had in the cache when they began."""
+    """Tokens of requests that others had in the cache, so that they were not computed again."""
     generated_tokens: int
     preemptions: int
 
