@@ -39,6 +39,8 @@ CACHE_DTYPES = ("auto", *QUANTISED_BYTES)
 KV_SCALES = ("per_tensor", "per_head", "per_token")
 MOST = 2**48
 """The largest number that a field may have: more than any address."""
+MOST_SOFT_CAP = 2**16
+"""What a float32 score bounded by more is off by would hide what is wrong with it."""
 SCALE_BYTES = 4
 """Of one float32 scale."""
 _ENTRY_BYTES = 40
@@ -153,6 +155,11 @@ class Case:
                 raise InputError(
                     f"{name}={getattr(self, name)} with {why}: expected {DEFAULTS[name]}"
                 )
+        if self.soft_cap > MOST_SOFT_CAP:
+            raise InputError(
+                f"soft_cap={self.soft_cap}: expected {MOST_SOFT_CAP} or less, or 0 for none: a "
+                "score in float32 is too coarse for more"
+            )
         if self.op == "attend" and self.kv_input == "sliced_v":
             raise InputError(
                 "kv_input=sliced_v with op=attend (it takes a query, no V): expected contiguous, "

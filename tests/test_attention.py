@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvbench import oracle
 from kvbench.attention import attend
-from kvbench.cases import Case
+from kvbench.cases import MOST_SOFT_CAP, Case
 from kvbench.filling import fill
 from kvbench.strategies.base import Strategy
 from kvbench.workload import Workload, build
@@ -181,6 +181,14 @@ def test_a_fault_is_found(fault, dtype, seq_len):
     mismatch = oracle.check(Plain(fault), build(case, CPU))
     assert "the output of sequence" in mismatch
     assert "expected" in mismatch
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_faults_are_found_under_the_largest_cap(dtype):
+    case = dataclasses.replace(RIGHT, dtype=dtype, soft_cap=MOST_SOFT_CAP)
+    assert not oracle.check(Plain(), build(case, CPU))
+    for fault in ("scale", "not itself", "window too long", "first left out", "one counted twice"):
+        assert "the output of sequence" in oracle.check(Plain(fault), build(case, CPU))
 
 
 def test_a_query_that_sees_nothing_gives_zeros():

@@ -116,6 +116,7 @@ MLA = {"layout": "MLA", "num_heads": 1, "num_kv_heads": 1, "head_dim": 576}
             {**MLA, "head_dim": 100, "rope_dim": 128},
             ["head_dim=100", "layout=MLA", "rope_dim=128", "more than rope_dim"],
         ),
+        ({"op": "attend", "soft_cap": 65_537}, ["soft_cap=65537", "expected 65536 or less"]),
         # A write into what sequences share.
         (
             {"shared_blocks": 1},
@@ -148,6 +149,7 @@ def test_a_bad_case_is_one_line_that_names_value_and_expected(fields, names):
         {**MLA, "num_heads": 128},
         {"shared_blocks": 3, "block_size": 8, "start_pos": 24},
         {"cache_dtype": "fp8_e5m2", "kv_scale": "per_token"},
+        {"op": "attend", "soft_cap": 65_536},
         # A read may begin in what is shared.
         {"op": "read", "shared_blocks": 3},
     ],
