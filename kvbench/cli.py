@@ -742,6 +742,11 @@ def generate(
     with Saying(len(prompts)) as saying:
         timeline = generation.run(saying.hear)
     _say(f"\n{describe(generation.setting)}")
+    untimed = {s.name: s.untimed(target) for s in (writes, attends)}
+    reasons = [f"{name}: {why}" for name, why in untimed.items() if why is not None]
+    if reasons:
+        _say(f"Times would mean nothing. {'; '.join(reasons)}.")
+        return
     out.print(times_table(timeline).rich())
     out.print(split_table(timeline, on_gpu=target.type != "cpu").rich())
 

@@ -188,6 +188,32 @@ def test_a_strategy_that_raises_is_named_in_one_line(monkeypatch):
         served.run()
 
 
+def test_a_strategy_that_cannot_say_what_it_supports_is_named_in_one_line(monkeypatch):
+    def supports(*_):
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(type(registry.get("write.loop")), "supports", supports)
+    with pytest.raises(StrategyError, match=r"'write.loop' failed: RuntimeError: no idea"):
+        engine("write.loop", "attend.sdpa_loop")
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (lambda _: None, "returned NoneType; expected torch.float32 of shape"),
+        (lambda query: query[:, :1], r"returned torch.float32 of shape \[\d+, 1, "),
+        (lambda query: query.half(), "returned torch.float16 of shape"),
+    ],
+)
+def test_what_is_no_output_of_an_attention_is_refused(monkeypatch, output, said):
+    served = engine("write.loop", "attend.sdpa_loop")
+    served.add(HEAD, 1)
+    attention = type(registry.get("attend.sdpa_loop"))
+    monkeypatch.setattr(attention, "run", lambda _, workload, __: output(workload.query))
+    with pytest.raises(StrategyError, match=f"'attend.sdpa_loop' {said}"):
+        served.run()
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

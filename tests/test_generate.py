@@ -198,6 +198,17 @@ def test_a_strategy_of_the_users_own_serves(generate, tmp_path, monkeypatch):
     ended = generate(*RANDOM, "-p", "hello", "--load", path, "--write", "mine")
     assert "write.mine and" in ended.out
     assert ended.out.splitlines()[0] == said_by_plain("hello")
+    assert "What it took" in ended.out
+
+
+def test_times_that_mean_nothing_are_not_printed(generate, monkeypatch):
+    write = registry.get("write.index_put")
+    monkeypatch.setattr(type(write), "untimed", lambda *_: "run by hand")
+    ended = generate(*RANDOM, "-p", "hello")
+    assert ended.out.splitlines()[0] == said_by_plain("hello")
+    assert "Times would mean nothing. write.index_put: run by hand." in ended.out
+    assert "What it took" not in ended.out
+    assert ended.code == 0
 
 
 @pytest.mark.parametrize(

@@ -379,6 +379,13 @@ def test_text_that_has_no_tokens_is_refused_and_not_left_out(tmp_path):
         tokenizer.encode("\udcff", chat=False)
 
 
+def test_a_prompt_that_is_no_utf8_is_named_as_the_user_wrote_it(tmp_path):
+    template = "<|im_start|>You are asked: {{ messages[0].content }}"
+    path = write_gguf(tmp_path / "m.gguf", tokenizer__chat_template=template)
+    with pytest.raises(InputError, match=r"^prompt '\\udcff' is no UTF-8"):
+        tokenizer_of(path).encode("\udcff", chat=True)
+
+
 def test_a_model_without_words_takes_bytes_and_says_numbers():
     assert Numbers().encode("é", chat=True) == [0xC3, 0xA9]
     stream = Numbers().stream()

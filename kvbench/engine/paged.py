@@ -116,7 +116,8 @@ class PagedCache:
                 case,
                 dataclasses.replace(case, query_len=2) if attend is strategy else case,
             ):
-                reason = strategy.supports(each, device)
+                with _named(strategy):
+                    reason = strategy.supports(each, device)
                 if reason is not None:
                     raise InputError(f"strategy {strategy.name!r} can't serve this model: {reason}")
         self._pools = [
@@ -194,6 +195,18 @@ def _named(strategy: Does) -> Iterator[None]:
         raise StrategyError(f"strategy {strategy.name!r} failed: {what}") from error
 
 
+def _refuse_output(attend: Does, output: object, query: torch.Tensor) -> None:
+    """Refuse what is no attention's output: the model would fail on it, and blame itself."""
+    expected = f"{query.dtype} of shape {list(query.shape)}"
+    if not isinstance(output, torch.Tensor):
+        found = type(output).__name__
+    elif output.shape != query.shape or output.dtype != query.dtype:
+        found = f"{output.dtype} of shape {list(output.shape)}"
+    else:
+        return
+    raise StrategyError(f"strategy {attend.name!r} returned {found}; expected {expected}")
+
+
 class Step:
     """One step's index, prepared once and used in every layer: a `model.Cache`."""
 
@@ -230,11 +243,9 @@ class Step:
             workload = dataclasses.replace(self._writing, key=rows, value=value, **of_layer)
             write.run(workload, self._written)
         with self._watch("attend"), _named(attend):
-            outputs = [
-                attend.run(
-                    dataclasses.replace(group.workload, query=query[group.tokens], **of_layer),
-                    group.prepared,
-                )
-                for group in self._groups
-            ]
+            outputs = []
+            for group in self._groups:
+                new = dataclasses.replace(group.workload, query=query[group.tokens], **of_layer)
+                outputs.append(attend.run(new, group.prepared))
+                _refuse_output(attend, outputs[-1], new.query)
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -117,15 +117,13 @@ class Tokenizer:
         Raises:
             InputError: The template fails, or a part of the text has no token.
         """
+        _utf8(text)  # as the user wrote it, which a template begins with words of its own
         head: list[int] = []
         if chat and "tokenizer.chat_template" in self._metadata:
             text = self._chat(text)  # has the first token where it wants one
         else:
             head = self._head
-        try:
-            wanted = text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"prompt {text!r:.40} is no UTF-8; expected text that is") from error
+        wanted = _utf8(text)
         tokens: list[int] = self._library.encode(text, add_special_tokens=False).ids
         # The library leaves out what has no token.
         if b"".join(self._bytes[token] for token in tokens) != wanted:
@@ -258,6 +256,13 @@ class NumberStream:
     def end(self) -> str:
         """As `Stream`: nothing."""
         return ""
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"prompt {text!r:.40} is no UTF-8; expected text that is") from error
 
 
 def _letters() -> list[str]:
