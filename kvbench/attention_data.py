@@ -5,7 +5,9 @@ there are two kinds of data, by turns.
 
 Even versions: a token's V has one element that is not zero, in a place drawn for the token and the
 head. An element of the output is then the sum of few tokens, each of them a large part of it, while
-its error is in proportion to these tokens alone.
+its error is in proportion to these tokens alone. All K of a head have a query of it added, so that
+its scores are about 100, and alike still: a softmax that does not take off the largest overflows.
+(Not where K is quantised or scores are capped: rounding would be as large as what is to be seen.)
 
 Odd versions: all of V is random, and some tokens have a K along a query, for a score far above all
 others. They stand where kernels go wrong, on either side of it: the window's first position, the
@@ -29,6 +31,10 @@ _INT8_POISON = 127
 _STANDING_OUT = 12.0
 """The score of a token that stands out; others have about 1. exp(12) is 160,000."""
 _LARGEST_FACTOR = 8.0
+_SHIFT = 100.0
+"""What is added to the scores of one query of each head; exp(89) is no float32."""
+_LARGEST_SHIFT = 16.0
+"""The most that a query is multiplied by for it."""
 _DRAWN = 8
 """Tokens of each sequence that stand out wherever they are."""
 
@@ -82,6 +88,8 @@ def _fill_context(
     is_latent = case.layout == "MLA"
     if not stands_out:
         _leave_one(key if is_latent else value, generator)
+        if not (is_latent or case.quantised or case.soft_cap):
+            _shift(key, w, sequence)
     else:
         whole = torch.cat((key, value), -1) if is_latent else key
         _let_stand_out(whole, w, sequence, first, length, generator)
@@ -99,6 +107,15 @@ def _leave_one(rows: torch.Tensor, generator: torch.Generator) -> None:
     magnitudes = torch.empty(kept.shape, device=rows.device).uniform_(-1, 1, generator=generator)
     numbers = torch.exp2(magnitudes).copysign_(rows.gather(-1, kept))
     rows.zero_().scatter_(-1, kept, numbers)
+
+
+def _shift(key: torch.Tensor, w: Workload, sequence: int) -> None:
+    """Add to the K of every token the same: the last query of each KV head, several times."""
+    case = w.case
+    last = w.query[(sequence + 1) * case.query_len - 1]
+    query = last[:: case.num_heads // case.num_kv_heads].float()
+    factor = _SHIFT / (case.softmax_scale * query.square().sum(-1, keepdim=True))
+    key += query * factor.clamp(max=_LARGEST_SHIFT)
 
 
 def _let_stand_out(

@@ -120,7 +120,11 @@ class Plain(Strategy):
         if case.soft_cap and fault != "no cap":
             scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
         seen = self.seen(case, at, length)
-        weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+        weights = scores.masked_fill(~seen[:, None], -torch.inf)
+        if fault == "largest not taken off":
+            weights = weights.exp() / weights.exp().sum(-1, keepdim=True)
+        else:
+            weights = weights.softmax(-1)
         if fault != "NaN where nothing is seen":
             weights = weights.nan_to_num(0)
         if fault == "one counted twice":
@@ -181,6 +185,15 @@ def test_a_fault_is_found(fault, dtype, seq_len):
     mismatch = oracle.check(Plain(fault), build(case, CPU))
     assert "the output of sequence" in mismatch
     assert "expected" in mismatch
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_a_softmax_that_overflows_is_found(dtype):
+    case = dataclasses.replace(RIGHT, dtype=dtype, soft_cap=0)
+    assert not oracle.check(Plain(), build(case, CPU))
+    assert "the output of sequence" in oracle.check(
+        Plain("largest not taken off"), build(case, CPU)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
