@@ -58,7 +58,7 @@ def gathers(case: Case) -> list[Strategy]:
     return [
         strategy
         for strategy in registry.select(["attend.*"])
-        if strategy.has_gather()
+        if "gather" in strategy.parts
         and strategy.supports(case, CPU) is None
         and strategy.untimed(CPU) is None
     ]

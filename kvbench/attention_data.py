@@ -20,7 +20,8 @@ been freed. What is behind a query's window otherwise, or after its own position
 
 import torch
 
-from kvbench.cases import Case
+from kvbench.cases import VOCABULARY, Case
+from kvbench.pool import slot_mapping
 from kvbench.workload import Workload, largest
 
 _BASE_SCALES = {"fp8_e4m3": 1 / 8, "fp8_e5m2": 1 / 8, "int8": 1 / 32}
@@ -58,6 +59,39 @@ def fill_attention(workload: Workload, generator: torch.Generator, version: int)
             scale.copy_(_scales(scale.shape, w.case, generator))
     for sequence, length in enumerate(w.lengths):
         _fill_context(w, sequence, length, generator, stands_out=version % 2 == 1)
+
+
+def fill_step(workload: Workload, generator: torch.Generator) -> None:
+    """Fill tokens and pools of a step, and the rows that its parts have where they run alone.
+
+    The contexts are those of even versions, but for each sequence's last slot: its K and V are the
+    step's own to write, and until then it holds NaN, as the slots of no token do. Layers hold the
+    same numbers in other places of each head: random ones take longest.
+
+    Args:
+        workload: Of a step.
+        generator: Decides all of it, on the workload's device.
+    """
+    w = workload
+    if w.tokens is not None:
+        w.tokens.random_(0, VOCABULARY, generator=generator)
+    for rows in (w.query, w.key, w.value):
+        rows.normal_(generator=generator)
+    for storage in w.storages:
+        _poison(storage)
+    before = [length - 1 for length in w.lengths]
+    slots = torch.from_numpy(slot_mapping(w.block_tables, w.starts, before, w.block_size))
+    slots = slots.to(w.device)
+    at = slots // w.block_size, slots % w.block_size
+    key, value = (
+        torch.empty((len(slots), *rows.shape[1:]), device=w.device).normal_(generator=generator)
+        for rows in (w.key.flatten(2), w.value)
+    )
+    _leave_one(value, generator)
+    for number, layer in enumerate(w.layers):
+        for pool, rows in ((layer.key, key), (layer.value, value)):
+            own = rows.roll(number, -1)
+            pool[at] = own.view(len(own), *pool.shape[2:]).to(pool.dtype)
 
 
 def _poison(storage: torch.Tensor) -> None:

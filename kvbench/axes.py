@@ -194,6 +194,8 @@ class Axes:
                 fields[name] = DEFAULTS[name]
             if op == "attend" and fields["kv_input"] == "sliced_v":
                 fields["kv_input"] = DEFAULTS["kv_input"]  # of V alone, which it is not given
+            if op == "step" and fields["lengths"] == "holes":
+                fields["lengths"] = DEFAULTS["lengths"]
             try:
                 cases[Case(**fields)] = None  # type: ignore[arg-type]
             except InputError as error:

@@ -6,7 +6,8 @@ import torch
 
 from kvbench.blocks import place
 from kvbench.cases import Case
-from kvbench.workload import Workload, build
+from kvbench.engine.sizes import model_of
+from kvbench.workload import Workload, blocks_of, build
 
 
 class Buffers:
@@ -39,10 +40,11 @@ class Buffers:
         if kept is not None and usable:
             at = place(case)
             rows = sum(at.lengths), len(kept.storages[0])
-            if rows == (sum(kept.lengths), at.num_blocks):
+            if rows == (sum(kept.lengths), blocks_of(case, at)):
                 return dataclasses.replace(
                     kept,
                     case=case,
+                    model=model_of(case, kept.dtype, device) if kept.model is not None else None,
                     starts=at.starts,
                     lengths=at.lengths,
                     block_tables=at.block_tables,

@@ -9,12 +9,16 @@ from typing import Any
 
 from kvbench.errors import InputError, unknown
 
-OPS = ("write", "read", "attend", "index")
+OPS = ("write", "read", "attend", "index", "step")
 ONCE_A_STEP = ("index",)
 """Ops that a step does once, for all of its layers. What they prepare stays on the device from step
 to step, so that a step costs their run alone."""
+WHOLE_STEPS = ("step",)
+"""Ops whose run is that of all layers of a step already."""
 OF_NEW_TOKENS = ("write", "index")
 """Ops on tokens that are new: these have slots of their own, or none, and rows of padding."""
+OF_CONTEXTS = ("attend", "step")
+"""Ops on whole contexts, from position 0 on."""
 BLOCK_ORDERS = ("sequential", "shuffled", "strided", "churned")
 _PLACING = frozenset(
     {
@@ -43,6 +47,10 @@ MOST_SOFT_CAP = 2**16
 """What a float32 score bounded by more is off by would hide what is wrong with it."""
 SCALE_BYTES = 4
 """Of one float32 scale."""
+VOCABULARY = 1024
+"""Tokens that a step's model knows: few, as the logits are not what is measured."""
+_ROUND_TO = 64
+"""What the width of a feed-forward network is a multiple of."""
 _ENTRY_BYTES = 40
 """Of a number in a Python list."""
 _PACK_BYTES = 16
@@ -60,14 +68,16 @@ class Case:
     op: str
     """"write" stores new tokens' K/V in the pool; "read" gathers cached tokens' K/V from it;
     "attend" is the attention of the last tokens of each sequence over its context in the pool;
-    "index" builds the slot mapping of new tokens, on the device, and moves no K/V."""
+    "index" builds the slot mapping of new tokens, on the device, and moves no K/V; "step" is one
+    decode step of a whole model: in every layer the K/V of each sequence's last token are written,
+    and it attends over the context, itself included."""
     seq_len: int
     """Tokens written to, read from, mapped or attended over in each sequence (on average, if
-    lengths differ): of an attend the context, from position 0 on."""
+    lengths differ): of an attend or a step the context, from position 0 on."""
     batch: int = 1
     """Sequences handled by one call. 0 is an empty batch."""
     start_pos: int = 0
-    """Position of the first such token in the first sequence. Not for an attend."""
+    """Position of the first such token in the first sequence. Not for an attend or a step."""
     query_len: int = 1
     """Query tokens of each sequence, the last of its context, which holds their K and V already: 1
     in decode, more in a prefill with a cached prefix. The one at position p sees the positions up
@@ -84,10 +94,10 @@ class Case:
     starts at start_pos, the others up to two blocks later, and pairs of sequences trade tokens,
     so that lengths differ with seq_len as their mean, and none is empty. "holes": as ragged, and
     every second sequence is empty. A batch of one is the same in all three. The total is always
-    batch * seq_len."""
+    batch * seq_len. A step has no holes: a sequence without a context has no token to feed."""
     shared_blocks: int = 0
     """Blocks at the head of every table that all sequences have in common: a shared prefix. A
-    new token lies behind them, since what is shared is not written."""
+    new token lies behind them, since what is shared is not written. Not for a step."""
     missing_blocks: int = 0
     """Of the blocks that a sequence's new tokens fall in, the first so many have none in the pool
     (behind a sliding window): their table entry is -1, so that their tokens' slots are negative,
@@ -108,6 +118,8 @@ class Case:
     output: str = "allocated"
     """Where a read's K and V go: into tensors that it makes anew in every call ("allocated"), or
     into those that the caller has, as an engine with a workspace does ("given"). Reading only."""
+    num_layers: int = 8
+    """Layers of the model, each with pools of its own. Step only."""
     block_size: int = 16
     """Tokens per block (a page)."""
     num_heads: int = 8
@@ -119,7 +131,7 @@ class Case:
     rope_dim: int = 64
     """Of an MLA pool's row, the last so many elements are k_pe. MLA only."""
     dtype: str = "bf16"
-    """"fp32", "fp16" or "bf16", of K and V."""
+    """"fp32", "fp16" or "bf16", of K and V; of a step's weights, too."""
     cache_dtype: str = "auto"
     """Of the pool: "auto" is as dtype; "fp8_e4m3" (e4m3fn), "fp8_e5m2" or "int8" are quantised."""
     kv_scale: str = "per_tensor"
@@ -164,6 +176,11 @@ class Case:
             raise InputError(
                 "kv_input=sliced_v with op=attend (it takes a query, no V): expected contiguous, "
                 "fused_qkv or head_major"
+            )
+        if self.op == "step" and self.lengths == "holes":
+            raise InputError(
+                "lengths=holes with op=step (a sequence without a context has no token to feed): "
+                "expected equal or ragged"
             )
         self._check_layout()
         prefix = self.shared_blocks * self.block_size
@@ -247,6 +264,44 @@ class Case:
         elements = self.num_heads * (self.head_dim + self.value_head_dim)
         return self.batch * self.query_len * elements * DTYPE_BYTES[self.dtype]
 
+    @property
+    def hidden_size(self) -> int:
+        """Of a step's model: the width of what goes from layer to layer."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def intermediate_size(self) -> int:
+        """Of a step's model: the feed-forward network's, 8/3 of the hidden size, as in Llama."""
+        return -(-8 * self.hidden_size // 3 // _ROUND_TO) * _ROUND_TO
+
+    @property
+    def weights(self) -> int:
+        """Elements of all weights of a step's model."""
+        hidden = self.hidden_size
+        projections = 2 * hidden * (hidden + self.num_kv_heads * self.head_dim)
+        layer = projections + 3 * hidden * self.intermediate_size + 2 * hidden
+        return self.num_layers * layer + VOCABULARY * hidden + hidden
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights of a step's model."""
+        return self.weights * DTYPE_BYTES[self.dtype]
+
+    @property
+    def new_rows(self) -> int:
+        """Rows of K and V that a step writes in each layer: one for each context there is."""
+        return self.batch if self.seq_len else 0
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that the writes of all layers of a step move."""
+        return self.num_layers * self.new_rows * (self.row_bytes + self.slot_bytes)
+
+    @property
+    def attended_bytes(self) -> int:
+        """Bytes that the attentions of all layers of a step move."""
+        return self.num_layers * (self.query_bytes + self.tokens * self.slot_bytes)
+
     def first_visible(self, length: int) -> int:
         """The first position of a context of that length which any of its queries sees."""
         if not self.sliding_window:
@@ -282,11 +337,19 @@ class Case:
         falls in once. Starts and lengths, 16 bytes a sequence at most, are not counted.
 
         An attend reads its queries and the slots that any of them sees, and writes its output.
+
+        A step reads every weight and, in every layer, the slots of the contexts that were there
+        before it, and writes the new ones; it gives the logits. What goes from one part of a layer
+        to the next is not counted.
         """
         if not self.has_pools:
             return _index_elements(self) * SLOT_BYTES[self.slot_dtype]
         if self.op == "attend":
             return self.query_bytes + self.moved()[1] * self.slot_bytes
+        if self.op == "step":
+            slots = self.num_layers * self.tokens * self.slot_bytes
+            logits = self.new_rows * VOCABULARY * DTYPE_BYTES[self.dtype]
+            return self.weight_bytes + slots + logits
         return self.gathered_bytes
 
     @property
@@ -308,6 +371,9 @@ class Case:
             return lists + mapping
         if self.op == "attend":
             return lists + self.query_bytes + self._least_context_bytes()
+        if self.op == "step":
+            contexts = self.batch * (self.seq_len // self.block_size * self.block_size)
+            return lists + self.weight_bytes + self.num_layers * contexts * self.slot_bytes
         own = max(blocks - self.shared_blocks - self.missing_blocks, 0)
         pools = self.batch * own * self.block_size * self.slot_bytes
         return pools + lists + (self.tokens + self.padding) * self.row_bytes
@@ -333,13 +399,15 @@ class Case:
 
     def sequences(self) -> tuple[list[int], list[int]]:
         """The start position and the length of every sequence, from the seed alone."""
+        if self.op == "step" and not self.seq_len:
+            return [], []
         starts = [self.start_pos] * self.batch
         lengths = [self.seq_len] * self.batch
         if self.lengths == "equal":
             return starts, lengths
         rng = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
         for i in range(1, self.batch):
-            if self.op != "attend":  # a context begins at position 0
+            if self.op not in OF_CONTEXTS:  # these begin at position 0
                 starts[i] += rng.randint(0, 2 * self.block_size)
         # Pairs trade tokens, so that the mean stays seq_len and bytes compare between cases.
         for i in range(0, self.batch - 1, 2):
@@ -415,18 +483,25 @@ def without_meaning(op: str, layout: str, cache_dtype: str) -> dict[str, str]:
     if op == "index":
         found |= dict.fromkeys(OF_POOLS, f"op={op} (no K or V is moved)")
     if op not in OF_NEW_TOKENS:
-        found |= dict.fromkeys(NEW_TOKENS_ONLY, f"op={op} (its tokens are in the cache already)")
+        why = "each sequence has one new token" if op == "step" else "its tokens are cached already"
+        found |= dict.fromkeys(NEW_TOKENS_ONLY, f"op={op} ({why})")
     if op not in {"write", "attend"}:
         found["kv_input"] = f"op={op} (only a write takes rows of K and V, an attend queries)"
-    if op == "attend":
+    if op in OF_CONTEXTS:
         found["start_pos"] = f"op={op} (a context begins at position 0)"
+    if op == "step":
+        found["shared_blocks"] = f"op={op} (its sequences have nothing in common)"
+        quantised = f"op={op} (its model's pools hold dtype itself)"
+        found |= {"cache_dtype": quantised, "kv_scale": quantised}
     else:
+        found["num_layers"] = f"op={op} (only a step is of a whole model)"
+    if op != "attend":
         found |= dict.fromkeys(ATTEND_ONLY, f"op={op} (only an attend has queries)")
     if op != "read":
         found["output"] = f"op={op} (only a read gives K and V)"
     if layout != "MLA":
         found["rope_dim"] = f"layout={layout} (only MLA has a k_pe)"
-    if cache_dtype not in QUANTISED_BYTES:
+    if cache_dtype not in QUANTISED_BYTES and op != "step":
         found["kv_scale"] = "cache_dtype=auto (only a quantised pool has scales)"
     return found
 
@@ -471,6 +546,7 @@ LEAST: Mapping[str, int] = {
     "missing_blocks": 0,
     "table_padding": 0,
     "padding": 0,
+    "num_layers": 1,
     "block_size": 1,
     "num_heads": 1,
     "num_kv_heads": 1,

@@ -447,7 +447,12 @@ def check(
     attended = any(case.op == "attend" for case in cases)
     out.print(
         check_table(
-            report.counts, len(cases), str(target), quantised=quantised, attended=attended
+            report.counts,
+            len(cases),
+            str(target),
+            quantised=quantised,
+            attended=attended,
+            stepped=any(case.op == "step" for case in cases),
         ).rich()
     )
     for note in report.notes:
@@ -820,6 +825,7 @@ def _say(text: str) -> None:
 
 def _print_tables(frame: "pd.DataFrame", layers: int, *, markdown: bool) -> None:
     from kvbench.report.attention import gather_table
+    from kvbench.report.steps import split_table, throughput_table
     from kvbench.report.tables import ranking_table, times_table
 
     for op in OPS:
@@ -831,6 +837,9 @@ def _print_tables(frame: "pd.DataFrame", layers: int, *, markdown: bool) -> None
     beside = gather_table(frame)
     if beside is not None:
         _show(beside, markdown=markdown)
+    for step in (throughput_table(frame), split_table(frame)):
+        if step is not None:
+            _show(step, markdown=markdown)
 
 
 def _show(table: "Table", *, markdown: bool) -> None:

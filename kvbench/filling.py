@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from kvbench.attention_data import fill_attention
+from kvbench.attention_data import fill_attention, fill_step
 from kvbench.cases import Case
 from kvbench.workload import CACHE_DTYPES, Workload, largest
 
@@ -26,12 +26,15 @@ def fill(workload: Workload, version: int = 0) -> None:
     and scales, are numbers: see `_fill_rows`. Scales of odd versions are powers of two, by which
     division is exact, so that rounding has one right result; those of version 2 have six bits, so
     that products with codes are exact, and many lie half-way between two numbers of bf16. An attend
-    has numbers to compute with: see `fill_attention`.
+    and a step have numbers to compute with: see `fill_attention` and `fill_step`.
     """
     generator = torch.Generator(device=workload.device)
     generator.manual_seed((workload.case.seed * 1009 + version) % 2**63)  # any seed of a case fits
     if workload.case.op == "attend":
         fill_attention(workload, generator, version)
+        return
+    if workload.case.op == "step":
+        fill_step(workload, generator)
         return
     exact = version % 2 == 1
     quantised = workload.case.quantised

@@ -3,7 +3,7 @@
 The slot arithmetic and the layouts here are the oracle's own, so that a mistake in `pool` can't
 hide. The whole pool is compared bit for bit, slots that belong to no token included; what
 arithmetic has gone into (codes, scales and rows of quantised pools, the output of an attention)
-within derived tolerances.
+within derived tolerances; what a whole model's step gives within a measured one (see `decoding`).
 """
 
 import dataclasses
@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvbench.attention import Right, attend
-from kvbench.cases import Case
+from kvbench.attention import Array, Right, attend
+from kvbench.cases import VOCABULARY, Case
+from kvbench.decoding import RightStep, distances, right_step, tolerance
 from kvbench.filling import fill
 from kvbench.formats import numbers, right_codes, right_rows, right_scales
+from kvbench.pool import Pools
 from kvbench.strategies.base import Strategy
 from kvbench.workload import Workload
 
@@ -29,7 +31,7 @@ Place = tuple[int, int]
 _PREPARING = 1000
 """The version of the data that is there while a strategy prepares: none that it is judged by."""
 _SLOT_TYPES = {"int32": torch.int32, "int64": torch.int64}
-_BIT_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+_BIT_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: torch.Tensor) -> Bits:
@@ -155,12 +157,17 @@ def _another_layer(workload: Workload) -> Workload:
         key_scale=None if w.key_scale is None else copied(w.key_scale),
         value_scale=None if w.value_scale is None else copied(w.value_scale),
         outputs=w.outputs and (copied(w.outputs[0]), copied(w.outputs[1])),
+        tokens=None if w.tokens is None else copied(w.tokens),
+        layers=tuple(
+            Pools(tuple(map(copied, layer.storages)), copied(layer.key), copied(layer.value))
+            for layer in w.layers
+        ),
     )
 
 
 def _mirrored(workload: Workload) -> Workload:
     """The same case with the pool's last block for its first, and so on."""
-    last = len(workload.storages[0]) - 1
+    last = len(workload.storages[0]) // max(len(workload.layers), 1) - 1
     return dataclasses.replace(
         workload,
         block_tables=[
@@ -224,7 +231,9 @@ class Runs(Protocol):
         ...
 
 
-def recheck(strategy: Runs, workload: Workload, prepared: object, version: int) -> str:
+def recheck(  # noqa: PLR0911 - each thing that can be wrong is said
+    strategy: Runs, workload: Workload, prepared: object, version: int
+) -> str:
     """Run a strategy once more with what it prepared earlier, and compare.
 
     Returns:
@@ -241,6 +250,8 @@ def recheck(strategy: Runs, workload: Workload, prepared: object, version: int) 
     for name in before.fixed:
         if not np.array_equal(after.fixed[name], before.fixed[name]):
             return f"{name} was changed; expected it to be read only"
+    if workload.case.op == "step":
+        return _check_step(workload, before, after, output, version)
     if workload.case.op == "write":
         if output is not None:
             return f"run returned {type(output).__name__}; expected None from a write"
@@ -282,6 +293,8 @@ class _State:
         case = workload.case
         self.lists = _lists(workload)
         query = {"query": bits(workload.query)}
+        if workload.tokens is not None:
+            query["tokens"] = bits(workload.tokens)
         self.rows = {
             "key": bits(workload.key).reshape(-1, case.num_kv_heads, case.key_dim),
             "value": bits(workload.value).reshape(-1, case.num_kv_heads, case.value_dim),
@@ -456,6 +469,96 @@ def _values(
         scale = scale[place][:, np.newaxis]
     product: npt.NDArray[np.float64] = numbers(rows, case.cache_dtype) * scale[:, :, np.newaxis]
     return product
+
+
+def _check_step(
+    workload: Workload, before: _State, after: _State, output: object, version: int
+) -> str:
+    case, layers = workload.case, workload.case.num_layers
+    if not isinstance(output, torch.Tensor):
+        return f"run returned a {type(output).__name__}; expected logits, a tensor, from a step"
+    shape, device = [len(workload.lengths), VOCABULARY], workload.key_pool.device
+    if output.device != device:
+        return f"the logits are on {output.device}; expected {device}"
+    if list(output.shape) != shape or output.dtype != workload.dtype:
+        return (
+            f"the logits are {output.dtype} of shape {list(output.shape)}; expected "
+            f"{workload.dtype} of shape {shape}"
+        )
+    blocks, slots = _new_slots(workload)
+    right = _right_step(workload, before, version)
+    for name, found in after.cache.items():
+        count = len(found) // layers
+        expected = before.cache[name].copy()
+        for layer in range(layers):
+            at = blocks + layer * count, slots
+            expected[at] = found[at]
+        mismatch = _compare_pool(name, found, expected, before.cache[name], [])
+        if mismatch:
+            return f"of {layers} layers of {count} blocks: {mismatch}"
+        rows = right.keys if name == "key_pool" else right.values
+        for layer in range(layers):
+            actual = numbers(found[blocks + layer * count, slots], case.dtype).astype(np.float64)
+            mismatch = _compare_rows(f"{name} of layer {layer}", actual, rows[layer], case, layer)
+            if mismatch:
+                return mismatch
+    logits = numbers(bits(output), case.dtype).astype(np.float64)
+    return _compare_rows("the logits", logits, right.logits, case, layers)
+
+
+def _new_slots(workload: Workload) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where each sequence's last token lives: the block, of a layer's own, and the slot in it."""
+    places = [
+        (table[(length - 1) // workload.block_size], (length - 1) % workload.block_size)
+        for table, length in zip(workload.block_tables, workload.lengths, strict=True)
+    ]
+    blocks, slots = np.array(places, dtype=np.int64).reshape(-1, 2).T
+    return blocks, slots
+
+
+def _compare_rows(
+    what: str,
+    actual: npt.NDArray[np.float64],
+    right: npt.NDArray[np.float64],
+    case: Case,
+    layers: int,
+) -> str:
+    """Rows that are so many attentions away from what is known exactly."""
+    apart, limit = distances(actual, right), tolerance(case, layers)
+    if not (apart > limit).any():
+        return ""
+    sequence = int(np.argmax(apart))
+    return (
+        f"{what}, sequence {sequence}: {apart[sequence]:.2g} of its norm from what is right; "
+        f"expected {limit:.2g} or less ({np.count_nonzero(apart > limit)} of {len(apart)} rows are "
+        "wrong)"
+    )
+
+
+_RIGHT_STEPS: "OrderedDict[object, RightStep]" = OrderedDict()
+"""As `_RIGHT`, of steps."""
+
+
+def _right_step(workload: Workload, before: _State, version: int) -> RightStep:
+    case = workload.case
+    key = (case, workload.device, version, repr(before.lists))
+    if key not in _RIGHT_STEPS:
+        while len(_RIGHT_STEPS) >= _RIGHT_KEPT:
+            _RIGHT_STEPS.popitem(last=False)
+
+        def context(layer: int, sequence: int) -> tuple[Array, Array]:
+            positions = np.arange(workload.lengths[sequence] - 1)
+            table = np.asarray(workload.block_tables[sequence], dtype=np.int64)
+            found = []
+            for pool_name in ("key_pool", "value_pool"):
+                pool = before.cache[pool_name]
+                own = pool[layer * (len(pool) // case.num_layers) :]
+                rows = own[table[positions // case.block_size], positions % case.block_size]
+                found.append(numbers(rows, case.dtype).astype(np.float64))
+            return found[0], found[1]
+
+        _RIGHT_STEPS[key] = right_step(workload, context)
+    return _RIGHT_STEPS[key]
 
 
 def _check_index(workload: Workload, output: object, places: Sequence[Place | None]) -> str:

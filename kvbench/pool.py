@@ -31,6 +31,18 @@ class Pools:
     value: torch.Tensor
     """V as a view [num_blocks, block_size, num_kv_heads, value_dim]."""
 
+    def cut(self, parts: int) -> tuple["Pools", ...]:
+        """The blocks in so many equal parts, as the layers of a model have them."""
+        count = len(self.key) // parts
+        return tuple(
+            Pools(
+                tuple(storage[part * count :][:count] for storage in self.storages),
+                self.key[part * count :][:count],
+                self.value[part * count :][:count],
+            )
+            for part in range(parts)
+        )
+
 
 def allocate(case: Case, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Pools:
     """A case's pools, their contents undefined.

@@ -38,7 +38,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "cpu",
-            "launch-overhead curves on a machine without a GPU (6 minutes on two cores)",
+            "launch-overhead curves on a machine without a GPU (7 minutes on two cores)",
             0.1,
             # As many bytes at most with 32 heads as with 8: checking, not sampling, takes longest.
             "op=write,read seq_len=1:8192:*2 block_size=16,64",
@@ -49,6 +49,10 @@ PRESETS: Mapping[str, Preset] = {
             "op=attend seq_len=64:4096:*8 batch=1,8 num_heads=32 lengths=equal",
             "op=attend seq_len=64:4096:*8 batch=8 num_heads=32 lengths=equal dtype=fp32",
             "op=index seq_len=1,128,1024 batch=1,8,64",
+            "op=step seq_len=64,1024 batch=1,8 num_heads=8 num_kv_heads=2 head_dim=64 "
+            "num_layers=4 lengths=equal",
+            "op=step seq_len=64 num_heads=8 num_kv_heads=2 head_dim=64 num_layers=1,16 "
+            "lengths=equal",
         ),
         _preset(
             "gpu",
@@ -69,6 +73,10 @@ PRESETS: Mapping[str, Preset] = {
             "op=attend seq_len=1024:8192:*2 query_len=512 num_heads=32 lengths=equal",
             "op=index seq_len=1,128,1024,8192 batch=1,8,64",
             "op=index seq_len=1 batch=256,1024 start_pos=0,4096",
+            "op=step seq_len=128:2048:*4 batch=1,8,64 num_heads=16 num_kv_heads=4 lengths=equal",
+            "op=step seq_len=128:2048:*4 batch=64 num_heads=16 num_kv_heads=4 lengths=ragged",
+            "op=step seq_len=2048 batch=8 num_heads=16 num_kv_heads=4 num_layers=1,2,4,8,16,32 "
+            "lengths=equal",
         ),
     )
 }
@@ -150,7 +158,20 @@ _ATTENDING_GRIDS = tuple(
     )
 )
 
-CHECK_GRIDS = (*_MOVING_GRIDS, *_ATTENDING_GRIDS)
+_STEP_GRIDS = tuple(
+    Axes.parse(f"op=step {grid}".split())
+    for grid in (
+        # The new token begins a block, ends one, is in mid-block, is all there is.
+        "seq_len=1,16,17 batch=2 lengths=equal num_layers=2 num_kv_heads=2 num_heads=4 head_dim=64 "
+        "block_size=16 dtype=fp32,bf16",
+        "layout=NHD,HND,NHD-KV,HND-KV,x-packed seq_len=21 batch=3 lengths=ragged num_layers=3 "
+        "num_kv_heads=2 num_heads=6 head_dim=80 block_size=8 dtype=fp16,fp32 slot_dtype=int32 "
+        "table_padding=1 block_order=churned",
+        "batch=0,1 seq_len=0,300 num_layers=1 num_kv_heads=1 num_heads=8 head_dim=64",
+    )
+)
+
+CHECK_GRIDS = (*_MOVING_GRIDS, *_ATTENDING_GRIDS, *_STEP_GRIDS)
 """What `kvbench check` covers by default: the shapes that have broken KV-cache kernels (but pools
 beyond 2**31 elements, which take more memory than a check should)."""
 

@@ -31,10 +31,12 @@ would take too long. does not fit: the case needs more memory than there is."""
 RETRIED: frozenset[Status] = frozenset({"failed", "crashed", "hung"})
 """What a resumed run measures again."""
 
-Phase = Literal["run", "prepare", "gather"]
-"""prepare: once per step. run: once per layer. gather: the part of an attend's run that copies
-K and V out of the pools, by itself. Of an index, which is done once per step: prepare before the
-step, run in it."""
+Part = Literal["gather", "write", "attend"]
+"""What a run can have as a part that is timed by itself as well."""
+Phase = Literal["run", "prepare"] | Part
+"""prepare: once per step. run: once per layer. Of an index, which is done once per step: prepare
+before the step, run in it. Of a step, run is all of its layers. gather: the part of an attend's run
+that copies K and V out of the pools. write, attend: those of a step's run, in all layers."""
 
 CacheState = Literal["hot", "cold", "rotated"]
 """hot: every call uses the same buffers. cold: the last-level cache is flushed before each call.

@@ -8,7 +8,9 @@ import torch
 
 from kvbench import pool
 from kvbench.blocks import NO_BLOCK, Placement, place
-from kvbench.cases import SLOT_BYTES, Case
+from kvbench.cases import OF_CONTEXTS, SLOT_BYTES, VOCABULARY, Case
+from kvbench.engine.model import Decoder
+from kvbench.engine.sizes import model_of
 from kvbench.errors import InputError
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -35,17 +37,19 @@ class Workload:
     device: torch.device
     query: torch.Tensor
     """Queries of an attend, [batch * query_len, num_heads, head_dim], sequence after sequence, with
-    the strides of `kv_input`. No rows for other ops."""
+    the strides of `kv_input`; of a step, those that its attentions have where they are timed alone.
+    No rows for other ops."""
     key: torch.Tensor
     """New tokens' K, [tokens + padding, num_kv_heads, key_dim], sequence after sequence, the
     padding last, with the strides of `kv_input`; kv_c of an MLA pool. Seen in the shape of the
-    pool's slots: of an x-packed pool [..., key_dim / x, x]. No rows unless the op is a write."""
+    pool's slots: of an x-packed pool [..., key_dim / x, x]. Of a step, what its writes store where
+    they are timed alone, [batch, …]. No rows for other ops."""
     value: torch.Tensor
     """New tokens' V, as `key`; k_pe of an MLA pool."""
     key_pool: torch.Tensor
     """K of every block, [num_blocks, block_size, num_kv_heads, key_dim], a view into storage of any
     layout; of an x-packed pool [num_blocks, block_size, num_kv_heads, key_dim / x, x]. No blocks if
-    the op is an index."""
+    the op is an index; those of all layers of a step, layer after layer."""
     value_pool: torch.Tensor
     """V of every block, [num_blocks, block_size, num_kv_heads, value_dim], as `key_pool`."""
     storages: tuple[torch.Tensor, ...]
@@ -61,6 +65,12 @@ class Workload:
     starts: list[int]
     lengths: list[int]
     block_tables: list[list[int]]
+    tokens: torch.Tensor | None = None
+    """The last token of each sequence, int64 [batch], which a step feeds; None for other ops."""
+    layers: tuple[pool.Pools, ...] = ()
+    """Views of each layer's blocks of the pools of a step; the tables' numbers are of these."""
+    model: Decoder | None = None
+    """Of a step. It is the same for all workloads of a case: building it is no part of anything."""
 
     @property
     def block_size(self) -> int:
@@ -131,8 +141,10 @@ class Workload:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that hold this workload's data, each byte of it in one of them."""
         named = {"key": self.key, "value": self.value}
-        if self.case.op == "attend":
+        if self.case.op in OF_CONTEXTS:
             named["query"] = self.query
+        if self.tokens is not None:
+            named["tokens"] = self.tokens
         named |= {f"storage {i}": storage for i, storage in enumerate(self.storages)}
         if self.key_scale is not None and self.value_scale is not None:
             named |= {"key_scale": self.key_scale, "value_scale": self.value_scale}
@@ -185,6 +197,8 @@ with their tolerances."""
 _FLOAT64_ARRAYS = 6
 """As large as a sequence's K and V, or its scores, that finding the right output has at once."""
 _SCORES_AT_ONCE = 1 << 20
+_BETWEEN_BYTES = 16
+"""Of an element that a layer has in between: float32 beside the dtype's, twice."""
 _INDEX_ARRAYS = 12
 """64-bit numbers a token that building a mapping by array arithmetic has at once, and its check."""
 
@@ -205,7 +219,9 @@ def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
         tables = sum(map(len, placement.block_tables)) * SLOT_BYTES[case.slot_dtype]
         rows = case.tokens + case.mapped_padding
         return copies * tables + _INDEX_ARRAYS * SLOT_BYTES["int64"] * rows
-    pools = placement.num_blocks * case.block_size * case.slot_bytes
+    pools = blocks_of(case, placement) * case.block_size * case.slot_bytes
+    if case.op == "step":
+        return _step_bytes(case, placement, pools, copies)
     inputs = (case.tokens + case.padding) * case.row_bytes
     if case.kv_input == "fused_qkv":
         inputs += inputs * case.num_heads // (2 * case.num_kv_heads)
@@ -221,6 +237,21 @@ def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
     # The check holds the pools as they were, as they are and as they should be, another layer's,
     # and one op's outputs; quantised rows are bounded from both sides, in float64.
     return copies * (pools + inputs) + 4 * pools + (12 if case.quantised else 3) * inputs
+
+
+def _step_bytes(case: Case, placement: Placement, pools: int, copies: int) -> int:
+    """Of a step: pools and weights; the check's copies; what a layer has in between.
+
+    Weights are drawn in float32. Whoever copies K and V out of the pools does so one layer at a
+    time; the oracle sees one sequence of one layer in float64.
+    """
+    longest = max(placement.lengths, default=0)
+    seen = longest * case.token_elements + _SCORES_AT_ONCE
+    widest = max(2 * case.intermediate_size + 4 * case.hidden_size, VOCABULARY)
+    between = len(placement.lengths) * widest * _BETWEEN_BYTES
+    weights = case.weight_bytes + 4 * case.weights
+    gathered = 4 * case.tokens * case.row_bytes
+    return copies * pools + 4 * pools + weights + gathered + between + 8 * _FLOAT64_ARRAYS * seen
 
 
 def needed_bytes(case: Case, free: int, copies: int = 1) -> int:
@@ -253,16 +284,16 @@ def build(case: Case, device: torch.device, placement: Placement | None = None) 
         _refuse_shared_writes(case, placement)  # a case's own placement has none
     if not case.has_pools:
         _refuse_wide_slots(case, at)
-    dtype = TORCH_DTYPES[case.dtype]
-    num_blocks = at.num_blocks if case.has_pools else 0
+    dtype, is_step = TORCH_DTYPES[case.dtype], case.op == "step"
+    num_blocks = blocks_of(case, at)
     pools = pool.allocate(case, num_blocks, CACHE_DTYPES.get(case.cache_dtype, dtype), device)
-    rows = sum(at.lengths) + case.padding if case.op == "write" else 0
-    queries = len(at.lengths) * case.query_len if case.op == "attend" else 0
+    rows = {"write": sum(at.lengths) + case.padding, "step": len(at.lengths)}.get(case.op, 0)
+    queries = len(at.lengths) * case.query_len if case.op in OF_CONTEXTS else 0
     key, value = _inputs(case, rows, dtype, device)
     scale_shape = {
         "per_tensor": (1, 1),
         "per_head": (1, case.num_kv_heads),
-        "per_token": (at.num_blocks, case.block_size),
+        "per_token": (num_blocks, case.block_size),
     }[case.kv_scale]
     key_scale, value_scale = (
         torch.empty(scale_shape, dtype=torch.float32, device=device) if case.quantised else None
@@ -283,7 +314,17 @@ def build(case: Case, device: torch.device, placement: Placement | None = None) 
         starts=at.starts,
         lengths=at.lengths,
         block_tables=at.block_tables,
+        tokens=torch.empty(rows, dtype=torch.int64, device=device) if is_step else None,
+        layers=pools.cut(case.num_layers) if is_step else (),
+        model=model_of(case, dtype, device) if is_step else None,
     )
+
+
+def blocks_of(case: Case, at: Placement) -> int:
+    """Blocks of the pools: of a step those of all layers, of an index none."""
+    if not case.has_pools:
+        return 0
+    return at.num_blocks * case.num_layers if case.op == "step" else at.num_blocks
 
 
 def _inputs(

@@ -30,7 +30,7 @@ _MOST_POOL_ELEMENTS = 1 << 20
 
 
 @st.composite
-def cases(
+def cases(  # noqa: C901 - each op has fields of its own
     draw, op: str | None = None, most_tokens: int = 200, ops: tuple[str, ...] = OPS, **fixed
 ) -> Case:
     """Any valid case of small size; of any op unless one is given.
@@ -46,6 +46,8 @@ def cases(
     if set(fixed) & set(OF_POOLS):
         ops = tuple(each for each in ops if each in KV_OPS)
     op = op or draw(st.sampled_from(ops))
+    if op == "step":
+        return draw(steps(most_tokens=most_tokens, **fixed))
     fields = {
         "layout": draw(st.sampled_from(LAYOUTS)),
         "dtype": draw(st.sampled_from(tuple(DTYPE_BYTES))),
@@ -110,6 +112,36 @@ def cases(
         seed=draw(st.integers(0, 2**16)),
         **fields,
     )
+
+
+@st.composite
+def steps(draw, most_tokens: int = 200, **fixed) -> Case:
+    """Steps of small models: any layout that they can have, contexts that end anywhere.
+
+    Args:
+        draw: Hypothesis's own.
+        most_tokens: As in `cases`.
+        fixed: Fields that every case drawn has.
+    """
+    num_kv_heads = draw(st.sampled_from((1, 2, 3)))
+    batch = draw(st.integers(0, 4))
+    drawn = {
+        "num_kv_heads": num_kv_heads,
+        "num_heads": num_kv_heads * draw(st.integers(1, 3)),
+        "head_dim": draw(st.sampled_from((16, 64, 80))),
+        "num_layers": draw(st.integers(1, 3)),
+        "dtype": draw(st.sampled_from(tuple(DTYPE_BYTES))),
+        "layout": draw(st.sampled_from([name for name in LAYOUTS if name != "MLA"])),
+        "seq_len": draw(st.integers(1, max(min(40, most_tokens // max(batch, 1)), 1))),
+        "batch": batch,
+        "lengths": draw(st.sampled_from(("equal", "ragged"))),
+        "table_padding": draw(st.integers(0, 2)),
+        "block_size": draw(st.sampled_from((16, 1, 3, 8, 17))),
+        "slot_dtype": draw(st.sampled_from(SLOT_DTYPES)),
+        "block_order": draw(st.sampled_from(BLOCK_ORDERS)),
+        "seed": draw(st.integers(0, 2**16)),
+    }
+    return Case(op="step", **{**drawn, **fixed})
 
 
 def attends(**fixed: object) -> st.SearchStrategy[Case]:

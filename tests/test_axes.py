@@ -114,7 +114,7 @@ def test_a_factor_range_holds_every_power_that_is_not_above_its_last(first, more
         (["seq_len=0:9999999999:+1"], ["'0:9999999999:+1'", "more than 10000 values"]),
         (["dtype=fp8"], ["axis dtype", "'fp8'", "bf16, fp16, fp32"]),
         (["dtype=fp16,"], ["axis dtype", "''", "bf16, fp16, fp32"]),
-        (["op=wirte"], ["axis op", "'wirte'", "did you mean 'write'?", "read, write"]),
+        (["op=wirte"], ["axis op", "'wirte'", "did you mean 'write'?", "read, step, write"]),
         (
             ["block_order=random"],
             ["axis block_order", "'random'", "churned, sequential, shuffled, strided"],
@@ -170,6 +170,7 @@ def test_axes_not_named_have_their_default():
         Case(op="read", seq_len=128),
         Case(op="attend", seq_len=128),
         Case(op="index", seq_len=128),
+        Case(op="step", seq_len=128),
     )
 
 
@@ -214,6 +215,7 @@ def test_what_only_a_read_has_is_at_its_default_in_writes():
         ("read", "given"),
         ("attend", "allocated"),
         ("index", "allocated"),
+        ("step", "allocated"),
     ]
     assert expanded[2].label() == "op=read seq_len=2 output=given"
 
@@ -307,7 +309,7 @@ def test_every_field_of_a_case_is_an_axis_of_numbers_or_of_words():
 def test_an_axis_says_its_default_and_what_it_expects():
     said = {name: (axis.default, axis.expected) for name, axis in AXES.items()}
     assert said["cache_dtype"] == ("auto", "auto, fp8_e4m3, fp8_e5m2, int8")
-    assert said["op"] == ("write,read,attend,index", "write, read, attend, index")
+    assert said["op"] == ("write,read,attend,index,step", "write, read, attend, index, step")
     assert said["num_heads"][0] == "as num_kv_heads"
     assert said["rope_dim"] == ("64", "integers from 1, as 1,8 or 1:64:*2")
 

@@ -33,7 +33,7 @@ MLA = {"layout": "MLA", "num_heads": 1, "num_kv_heads": 1, "head_dim": 576}
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"op": "attended"}, ["op 'attended'", "read, write"]),
+        ({"op": "attended"}, ["op 'attended'", "read, step, write"]),
         ({"dtype": "fp8"}, ["dtype 'fp8'", "bf16, fp16, fp32"]),
         ({"dtype": "float16"}, ["dtype 'float16'", "bf16, fp16, fp32"]),
         ({"block_order": "strieded"}, ["block_order", "did you mean 'strided'?"]),
@@ -186,20 +186,24 @@ def test_a_field_without_meaning_names_what_takes_it_away(op, layout, cache_dtyp
     expected = {}
     if op == "index":  # whatever else there is to say, no K and V have a layout here
         expected = dict.fromkeys(OF_POOLS, "op=index")
-    if op in {"read", "attend"}:
+    if op in {"read", "attend", "step"}:
         expected |= dict.fromkeys(("missing_blocks", "padding", "padding_slots"), f"op={op}")
-    if op == "read":
-        expected["kv_input"] = "op=read"
-    elif op != "index":
+    if op in {"read", "step"}:
+        expected["kv_input"] = f"op={op}"
+    if op not in {"read", "index"}:
         expected["output"] = f"op={op}"
-    if op == "attend":
-        expected["start_pos"] = "op=attend"
+    if op in {"attend", "step"}:
+        expected["start_pos"] = f"op={op}"
+    if op == "step":
+        expected |= {"shared_blocks": "op=step", "cache_dtype": "op=step"}
     else:
+        expected["num_layers"] = f"op={op}"
+    if op != "attend":
         expected |= dict.fromkeys(ATTEND_ONLY, f"op={op}")
     if layout != "MLA":
         expected["rope_dim"] = f"layout={layout}"
-    if cache_dtype == "auto":
-        expected["kv_scale"] = "cache_dtype=auto"
+    if cache_dtype == "auto" or op == "step":
+        expected["kv_scale"] = "op=step" if op == "step" else "cache_dtype=auto"
     assert {name: why.partition(" ")[0] for name, why in reasons.items()} == expected
 
 
@@ -225,8 +229,10 @@ def test_defaults_are_those_of_a_case():
 
 # Sequences.
 
+WITH_HOLES = tuple(op for op in OPS if op != "step")
 
-@given(cases(), st.sampled_from(LENGTHS))
+
+@given(cases(ops=WITH_HOLES), st.sampled_from(LENGTHS))
 def test_lengths_add_up_to_batch_times_seq_len_whatever_their_kind(case, lengths):
     starts, drawn = dataclasses.replace(case, lengths=lengths).sequences()
     assert sum(drawn) == case.batch * case.seq_len == case.tokens
@@ -268,7 +274,7 @@ def test_of_holes_every_second_sequence_is_empty(seq_len, batch, seed):
     assert lengths[batch // 2 * 2 :] == [seq_len] * (batch % 2)
 
 
-@given(cases())
+@given(cases(ops=WITH_HOLES))
 def test_a_batch_of_one_is_the_same_in_all_kinds_of_lengths(case):
     one = dataclasses.replace(case, batch=1)
     kinds = [dataclasses.replace(one, lengths=lengths).sequences() for lengths in LENGTHS]

@@ -185,6 +185,7 @@ def test_strategies_that_need_triton_say_so_where_it_is_missing():
         ("attend.sdpa_triton", "unsupported", NO_TRITON),
         ("attend.triton", "unsupported", NO_TRITON),
         ("index.triton", "unsupported", NO_TRITON),
+        ("step.triton+triton", "unsupported", f"write.triton: {NO_TRITON}"),
     }
     # What needs a GPU, or contexts that end with a block.
     elsewhere = ("triton", "cuda", "pinned", "streams", "flex")

@@ -93,16 +93,26 @@ class Attend(Strategy):
     name = "attend.right"
     op = "attend"
     summary = "gathers one sequence, then attends"
+    parts = ("gather",)
 
-    def gather(self, workload, prepared):  # noqa: ARG002
+    def run_part(self, part, workload, prepared):  # noqa: ARG002
         slots = torch.from_numpy(workload.slot_mapping())
         pools = workload.key_pool, workload.value_pool
         return tuple(pool.flatten(0, 1)[slots].transpose(0, 1) for pool in pools)
 
     def run(self, workload, prepared):
-        key, value = self.gather(workload, prepared)
+        key, value = self.run_part("gather", workload, prepared)
         query = workload.query.transpose(0, 1)
         return scaled_dot_product_attention(query, key, value).transpose(0, 1).contiguous()
+
+
+class NativeStep(Strategy):
+    name = "step.native+native"
+    op = "step"
+    summary = "has the name of a pair"
+
+    def run(self, workload, prepared):
+        raise NotImplementedError
 
 
 class Unsupported(Write):
@@ -364,7 +374,8 @@ def test_a_case_without_tokens_is_measured(bench):
 
 @given(cases())
 def test_the_command_of_a_row_gives_the_same_case(case):
-    strategy = {"write": Write, "read": Read, "index": Index, "attend": Attend}[case.op]()
+    of_op = {"write": Write, "read": Read, "index": Index, "attend": Attend, "step": NativeStep}
+    strategy = of_op[case.op]()
     words = shlex.split(repro(case, strategy, torch.device("cpu")))
     assert words[:2] == ["kvbench", "run"]
     pairs = list(zip(words[2::2], words[3::2], strict=True))
@@ -389,11 +400,11 @@ def test_the_gather_of_an_attend_is_timed_by_itself_over_the_bytes_that_it_moves
 class RaisesInGather(Attend):
     name = "attend.raises_in_gather"
 
-    def gather(self, workload, prepared):  # noqa: ARG002
+    def run_part(self, part, workload, prepared):  # noqa: ARG002
         raise RuntimeError("no room for copies")
 
     def run(self, workload, prepared):
-        key, value = Attend.gather(self, workload, prepared)
+        key, value = Attend.run_part(self, "gather", workload, prepared)
         query = workload.query.transpose(0, 1)
         return scaled_dot_product_attention(query, key, value).transpose(0, 1).contiguous()
 
@@ -531,6 +542,8 @@ def test_a_folder_that_is_taken_stops_a_sweep_before_it_measures(plan, tmp_path,
 def test_builtin_strategies_are_right_and_timed_unless_they_say_why_not(bench):
     for op in OPS:
         case = Case(op=op, **(TINY if op in KV_OPS else {"seq_len": 3}))
+        if op == "step":
+            case = Case(op=op, seq_len=3, num_heads=2, num_kv_heads=1, head_dim=16, num_layers=2)
         strategies = [s for s in registry.all_strategies() if s.op == op]
         for row in measure_case(case, strategies, bench):
             strategy = next(s for s in strategies if s.name == row.strategy)

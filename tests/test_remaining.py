@@ -17,7 +17,7 @@ CASES = Axes.parse(["op=write,read", "seq_len=1:8192:*2", "batch=1,4"]).expand()
 
 def takes(case: Case) -> float:
     """A machine that copies 2 GB/s, writes twice as slowly as it reads, and needs 2 s a case."""
-    each = {"write": 60, "read": 30, "attend": 90, "index": 5}[case.op]
+    each = {"write": 60, "read": 30, "attend": 90, "index": 5, "step": 60}[case.op]
     return 2.0 + case.nbytes * each / 2e9 + case.tokens * 1e-3
 
 

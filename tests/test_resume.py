@@ -476,16 +476,17 @@ class Gathers(Strategy):
     name = "attend.gathers"
     op = "attend"
     summary = "gathers one sequence, then attends"
+    parts = ("gather",)
 
     def prepare(self, workload):
         return torch.from_numpy(workload.slot_mapping())
 
-    def gather(self, workload, prepared):
+    def run_part(self, part, workload, prepared):  # noqa: ARG002
         pools = workload.key_pool, workload.value_pool
         return tuple(flat_slots_view(pool)[prepared].transpose(0, 1) for pool in pools)
 
     def run(self, workload, prepared):
-        key, value = self.gather(workload, prepared)
+        key, value = self.run_part("gather", workload, prepared)
         query = workload.query.transpose(0, 1)
         return scaled_dot_product_attention(query, key, value).transpose(0, 1).contiguous()
 

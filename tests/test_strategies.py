@@ -21,6 +21,7 @@ from kvbench.kernels.tiles import default_tiles
 from kvbench.presets import CHECK_GRIDS
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
+from kvbench.strategies.step.pairs import DEFAULT_PAIRS
 from kvbench.sweep.checking import check_case
 from kvbench.workload import build
 
@@ -296,6 +297,7 @@ EVERY_STRATEGY = {
     "index.pinned": {"has_prepare": True},
     "index.torch": {"has_prepare": True},
     "index.triton": {"has_prepare": True},
+    **{f"step.{way}": {"has_prepare": True} for way in sorted(DEFAULT_PAIRS)},
 }
 
 
@@ -428,7 +430,7 @@ def test_an_op_that_is_none_is_refused(strategies):
         name = "copy.toy"
         op = "copy"
 
-    with pytest.raises(InputError, match=r"op of strategy 'copy.toy'.*'copy'.*read, write"):
+    with pytest.raises(InputError, match=r"op of strategy 'copy.toy'.*'copy'.*step, write"):
         registry.register(Wrong)
     assert "copy.toy" not in strategies
 

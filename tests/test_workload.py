@@ -40,7 +40,8 @@ def quantised_cases(draw, kv_scales: tuple[str, ...] = KV_SCALES) -> Case:
 
 
 def integers(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    sizes = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(sizes[tensor.element_size()])
 
 
 def contents(workload: Workload) -> dict[str, torch.Tensor]:
@@ -101,10 +102,12 @@ def is_power_of_two(values: torch.Tensor) -> torch.Tensor:
 @given(cases())
 def test_tensors_have_the_shapes_and_the_dtypes_of_their_case(case):
     workload = build(case, CPU)
-    rows = case.tokens + case.padding if case.op == "write" else 0
+    rows = {"write": case.tokens + case.padding, "step": case.batch}.get(case.op, 0)
     blocks, heads, x = place(case).num_blocks, case.num_kv_heads, case.pack
     if case.op == "index":
         blocks = 0  # numbers of blocks are all that it needs
+    if case.op == "step":
+        blocks *= case.num_layers
     of_key, of_value = (heads, case.head_dim), (heads, case.head_dim)
     if case.layout == "x-packed":
         of_key = (heads, case.head_dim // x, x)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from kvbench.analysis.frame import CASE_FIELDS, timed
 from kvbench.analysis.statistics import ratio_interval
-from kvbench.cases import ONCE_A_STEP
+from kvbench.cases import ONCE_A_STEP, WHOLE_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ def step_costs(frame: pd.DataFrame, layers: int) -> pd.DataFrame:
     """One row per case and timed strategy with the cost of a step: prepare + layers * run.
 
     What a step does once (`cases.ONCE_A_STEP`) costs its run alone: what it prepared was on the
-    device before the step.
+    device before the step. A whole step (`cases.WHOLE_STEPS`) costs prepare + run, which has all of
+    its layers.
 
     Adds the columns prepare_s (0 for a strategy that has none: it does nothing once per step),
     step_s, and step_samples_s, the step's cost in every round.
@@ -44,7 +45,7 @@ def step_costs(frame: pd.DataFrame, layers: int) -> pd.DataFrame:
         runs = runs[~pd.MultiIndex.from_frame(runs[keys]).isin(unknown)]
     known = timed(prepares, "prepare")[[*keys, "median_s", "samples_s"]]
     joined = runs.merge(known, on=keys, how="left", suffixes=("", "_prepare"))
-    calls = np.where(joined["op"].isin(ONCE_A_STEP), 1, layers)
+    calls = np.where(joined["op"].isin((*ONCE_A_STEP, *WHOLE_STEPS)), 1, layers)
     steps = []
     for run, prepare, times in zip(
         joined["samples_s"], joined["samples_s_prepare"], calls, strict=True

@@ -43,6 +43,10 @@ class Rotary:
         pairs = torch.arange(0, config.head_dim, 2, device="cpu").float() / config.head_dim
         self._frequencies = config.rope_theta**-pairs
 
+    def place(self, device: torch.device) -> None:
+        """Upload once what every step needs."""
+        self._frequencies = self._frequencies.to(device)
+
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and sine, float32 [tokens, 1, head_dim / 2]."""
         angles = positions.float().unsqueeze(1) * self._frequencies.to(positions.device)
@@ -88,10 +92,13 @@ class PagedMultiHeadAttention(nn.Module):
         self, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], cache: Cache
     ) -> torch.Tensor:
         """[tokens, hidden_size]."""
-        tokens, head_dim = len(hidden), self._config.head_dim
-        query = rotate(self.q_proj(hidden).view(tokens, -1, head_dim), turn)
-        key = rotate(self.k_proj(hidden).view(tokens, -1, head_dim), turn)
-        value = self.v_proj(hidden).view(tokens, -1, head_dim)
+        config = self._config
+        # With all their sizes named: there may be no tokens.
+        queries = (len(hidden), config.num_heads, config.head_dim)
+        keys = (len(hidden), config.num_kv_heads, config.head_dim)
+        query = rotate(self.q_proj(hidden).view(queries), turn)
+        key = rotate(self.k_proj(hidden).view(keys), turn)
+        value = self.v_proj(hidden).view(keys)
         attended = cache.attend(self._layer, query, key, value)
         output: torch.Tensor = self.o_proj(attended.flatten(1))
         return output
@@ -144,9 +151,9 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self._rotary = Rotary(config)
+        self.rotary = Rotary(config)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(
         self,
         tokens: torch.Tensor,
@@ -165,7 +172,7 @@ class Decoder(nn.Module):
         Returns:
             [rows, vocab_size].
         """
-        hidden, turn = self.embed_tokens(tokens), self._rotary.at(positions)
+        hidden, turn = self.embed_tokens(tokens), self.rotary.at(positions)
         for layer in self.layers:
             hidden = layer(hidden, turn, cache)
         if rows is not None:
@@ -220,6 +227,7 @@ def decoder(
     if config.tied_embeddings:
         placed["lm_head.weight"] = placed["embed_tokens.weight"]
     model.load_state_dict(placed, assign=True)
+    model.rotary.place(device)
     if config.tied_embeddings:
         model.lm_head.weight = model.embed_tokens.weight  # one again, and not two alike
     return model.eval()

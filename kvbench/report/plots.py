@@ -10,11 +10,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvbench.analysis.speedup import comparable, speedups
-from kvbench.cases import OPS
+from kvbench.cases import OPS, WHOLE_STEPS
 from kvbench.report.curves import launch_overhead_figure
 from kvbench.report.gathering import gather_share_figure, pages
 from kvbench.report.panels import Outline, outlines
 from kvbench.report.speedup import speedup_figure
+from kvbench.report.step_figures import (
+    amortisation_figure,
+    amortisation_pages,
+    throughput_figure,
+    throughput_pages,
+)
 from kvbench.results import RunInfo
 
 MOST_PANELS = 60
@@ -37,7 +43,8 @@ class Sketch:
 def sketches(frame: pd.DataFrame, info: RunInfo) -> list[Sketch]:
     """The launch-overhead curves of every op by every clock, and its speed-up over the loop.
 
-    Of attentions, beside the curves, what the gather costs those that gather.
+    Of attentions, beside the curves, what the gather costs those that gather. Of whole steps tokens
+    per second instead, and what prepare costs each layer.
 
     Args:
         frame: The rows of a run.
@@ -48,6 +55,9 @@ def sketches(frame: pd.DataFrame, info: RunInfo) -> list[Sketch]:
     clocks = list(dict.fromkeys(ok["clock"]))
     for op, (place, clock) in itertools.product(OPS, enumerate(clocks)):
         rows = ok[(ok["op"] == op) & (ok["clock"] == clock)]
+        if op in WHOLE_STEPS:
+            found += _steps(rows, place, info) if clock == "wall" else ()
+            continue
         draw = functools.partial(_curves, rows, op, clock, info)
         found += _sketches((op, "launch-overhead", clock), place, rows, draw)
         if op == "attend" and clock != "enqueue":
@@ -83,6 +93,20 @@ def _shares(rows: pd.DataFrame, clock: str, place: int, info: RunInfo) -> Iterat
             rank=(*page.rank, place),
             draw=functools.partial(gather_share_figure, page, clock, info),
         )
+
+
+def _steps(rows: pd.DataFrame, place: int, info: RunInfo) -> Iterator[Sketch]:
+    for kind, found, draw in (
+        ("tokens-per-second", throughput_pages(rows), throughput_figure),
+        ("amortisation", amortisation_pages(rows), amortisation_figure),
+    ):
+        for page in found:
+            yield Sketch(
+                name="-".join(filter(None, ("step", kind, page.name))),
+                panels=len(page.panels),
+                rank=(*page.rank, place),
+                draw=functools.partial(draw, page, info),
+            )
 
 
 def _curves(rows: pd.DataFrame, op: str, clock: str, info: RunInfo, outline: Outline) -> Figure:

@@ -17,6 +17,7 @@ _WORDS = {
     "query_len": "{} query tokens",
     "sliding_window": "window of {}",
     "soft_cap": "soft cap {}",
+    "num_layers": "{} layers",
 }
 _SAID = {"op", "block_size", "num_kv_heads", "dtype", "batch", "cache_dtype", "kv_scale"}
 """Fields that have a place of their own, or are said elsewhere."""

@@ -83,8 +83,11 @@ _RC: Any = {
 
 
 def _family(strategy: str) -> str:
-    """What a strategy has in common with those of other ops; of a gather, its read's."""
-    return strategy.partition(".")[2].removeprefix("sdpa_")
+    """What a strategy has in common with those of other ops; of a gather, its read's.
+
+    Of a step's pair it is its attention's: that is the half that grows with the context.
+    """
+    return strategy.partition(".")[2].rpartition("+")[2].removeprefix("sdpa_")
 
 
 def colour(strategy: str) -> str:
@@ -100,9 +103,16 @@ def marker(strategy: str) -> str:
 
 
 def line(strategy: str) -> dict[str, Any]:
-    """How a strategy's line is drawn: thin, with hollow markers, if it gathers as another does."""
+    """How a strategy's line is drawn: thin, with hollow markers, if it gathers as another does.
+
+    Of a step the marker is its write's, and a dashed line has another write than its attention.
+    """
     looks: dict[str, Any] = {"color": colour(strategy), "marker": marker(strategy)}
-    if strategy.partition(".")[2] != _family(strategy):
+    write, _, attend = strategy.partition(".")[2].rpartition("+")
+    if write:
+        looks["marker"] = marker(f"write.{write}")
+        looks["linestyle"] = "-" if write == _family(strategy) else "--"
+    if attend != _family(strategy):
         looks |= {"linewidth": 0.9, "markerfacecolor": "white", "markersize": 4.5}
     return looks
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kvbench.analysis.frame import CASE_FIELDS, main_group, timed
 from kvbench.analysis.ranking import of_shared_cases, standings, step_costs
-from kvbench.cases import DTYPE_BYTES, LAYOUTS, ONCE_A_STEP, QUANTISED_BYTES
+from kvbench.cases import DTYPE_BYTES, LAYOUTS, ONCE_A_STEP, QUANTISED_BYTES, WHOLE_STEPS
 from kvbench.report.setting import describe
 from kvbench.results import LaunchCounts, RunInfo
 from kvbench.units import format_bandwidth, format_seconds, significant
@@ -93,6 +93,8 @@ def ranking_table(frame: pd.DataFrame, op: str, layers: int) -> Table:
     title = f"{op}: cost of a step of {layers} layers (prepare + {layers} x run)"
     if op in ONCE_A_STEP:
         title = f"{op}: cost of a step (one run, without prepare)"
+    if op in WHOLE_STEPS:
+        title = f"{op}: cost of a step (prepare + run, which has all layers)"
     return Table(
         title,
         ("strategy", "geometric mean", "worst", "fastest or tied", "cases"),
@@ -142,7 +144,8 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
     """Median times by seq_len in the run's main setting; None if nothing was timed.
 
     A line per strategy: its run, once a layer, then its share of a step, (prepare + layers * run) /
-    layers, where that is another. Of what a step does once, its run alone.
+    layers, where that is another. Of what a step does once, its run alone; of a whole step, its run
+    and prepare + run.
     """
     runs = timed(frame[frame["op"] == op])
     if runs.empty:
@@ -152,18 +155,21 @@ def times_table(frame: pd.DataFrame, op: str, layers: int) -> Table | None:
         rows[["seq_len", *shared, "strategy"]], on=["seq_len", *shared, "strategy"]
     )
     found = sorted(int(n) for n in costs["seq_len"].unique())
-    seq_lens = _spaced(found)
+    seq_lens = spaced(found)
     lines = []
     for strategy, own in costs.groupby("strategy", sort=True):
         by_length = own.set_index("seq_len")
         lines.append((str(strategy), *(_time(by_length, "median_s", n) for n in seq_lens)))
         if own["prepare_s"].gt(0).any():
-            by_length = by_length.assign(layer_s=by_length["step_s"] / layers)
+            share = 1 if op in WHOLE_STEPS else layers
+            by_length = by_length.assign(layer_s=by_length["step_s"] / share)
             label = f"{strategy}, with prepare"
             lines.append((label, *(_time(by_length, "layer_s", n) for n in seq_lens)))
     calls = f"{describe(shared)}; with prepare: spread over {layers} layers"
     if op in ONCE_A_STEP:
         calls = f"{describe(shared)}; once a step, without prepare"
+    if op in WHOLE_STEPS:
+        calls = f"{describe(shared)}; all layers"
     notes = []
     if len(rows) < len(runs):
         *others, last = [name for name in shared if runs[name].nunique() > 1]
@@ -189,7 +195,7 @@ def _time(by_length: pd.DataFrame, column: str, seq_len: int) -> str:
     return format_seconds(row[column]) + ("" if row["resolved"] else UNRESOLVED)
 
 
-def _spaced(values: Sequence[int]) -> list[int]:
+def spaced(values: Sequence[int]) -> list[int]:
     """At most so many values, the ends among them, evenly apart."""
     last = len(values) - 1
     count = min(_MOST_COLUMNS, len(values))
@@ -212,6 +218,7 @@ def check_table(
     *,
     quantised: bool = False,
     attended: bool = False,
+    stepped: bool = False,
 ) -> Table:
     """What became of the checks, a line per strategy.
 
@@ -221,9 +228,11 @@ def check_table(
         device: Where they were checked.
         quantised: Whether quantised pools were among them.
         attended: Whether attentions were.
+        stepped: Whether whole steps were.
     """
     rounded = ", quantised pools as near as float32 has it" if quantised else ""
     rounded += ", attention within what its dtype can do" if attended else ""
+    rounded += ", steps within a measured tolerance" if stepped else ""
     return Table(
         f"{cases} cases on {device}, bit for bit{rounded}",
         ("strategy", *(title for title, _ in _CHECK_COLUMNS)),

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from kvbench.cases import Case
-from kvbench.results import Phase
+from kvbench.results import Part, Phase
 from kvbench.workload import Workload
 
 
@@ -15,8 +15,8 @@ class Strategy(ABC):
 
     A strategy is stateless; what it needs between `prepare` and `run` is what `prepare` returns.
     It reads `workload`'s tensors and lists. A write changes the two pools in place, and the scales
-    where each token has its own; a read the outputs that it is given, if it is; an index or an
-    attend nothing.
+    where each token has its own; a step those of every layer; a read the outputs that it is given,
+    if it is; an index or an attend nothing.
     """
 
     name: ClassVar[str]
@@ -25,6 +25,8 @@ class Strategy(ABC):
     """The op it does: one of `cases.OPS`."""
     summary: ClassVar[str]
     """What it does, in one line, for `kvbench list`."""
+    parts: ClassVar[tuple[Part, ...]] = ()
+    """Parts of `run` that are timed by themselves as well, in the same rounds: see `run_part`."""
 
     def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
         """None if it can do this case on this device, else the reason why not."""
@@ -51,7 +53,7 @@ class Strategy(ABC):
         workload: Workload,
         prepared: Any,  # noqa: ANN401 - the strategy's own
     ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor | None:
-        """What an engine does once per layer; an index once per step.
+        """What an engine does once per layer; an index, and a whole step, once per step.
 
         Args:
             workload: The case's tensors and the scheduler's lists.
@@ -63,15 +65,23 @@ class Strategy(ABC):
             tensors of `workload.outputs` where they are given. For an attend, its output,
             contiguous [batch * query_len, num_heads, value_head_dim] in the workload's dtype. For
             an index, the slot mapping on the device: what `Workload.slot_mapping` gives, any
-            negative slot for another.
+            negative slot for another. For a step, the logits of its tokens,
+            [batch, cases.VOCABULARY] in the workload's dtype.
         """
 
-    def gather(self, workload: Workload, prepared: Any) -> object:  # noqa: ANN401, ARG002
-        """The part of an attend's `run` that copies K and V out of the pools, if there is one.
+    def run_part(
+        self,
+        part: Part,
+        workload: Workload,
+        prepared: Any,  # noqa: ANN401 - the strategy's own
+    ) -> object:
+        """One of `parts` alone.
 
-        It is timed by itself as well, in the same rounds: what reading blocks in place would save.
+        The gather of an attend copies K and V out of the pools: it is what reading blocks in place
+        would save. The write and the attend of a step are those of all layers, of the workload's
+        own rows instead of the model's.
         """
-        return None
+        raise NotImplementedError(f"{self.name}: {part}")
 
     @classmethod
     def has_prepare(cls) -> bool:
@@ -79,13 +89,7 @@ class Strategy(ABC):
         return cls.prepare is not Strategy.prepare
 
     @classmethod
-    def has_gather(cls) -> bool:
-        """Whether a part of it is a gather."""
-        return cls.gather is not Strategy.gather
-
-    @classmethod
     def phases(cls) -> tuple[Phase, ...]:
         """What of it is timed by itself: what is timed at all has a row per phase and clock."""
-        prepare: tuple[Phase, ...] = ("prepare",) if cls.has_prepare() else ()
-        gather: tuple[Phase, ...] = ("gather",) if cls.has_gather() else ()
-        return ("run", *prepare, *gather)
+        once: tuple[Phase, ...] = ("prepare",) if cls.has_prepare() else ()
+        return ("run", *once, *cls.parts)

@@ -7,10 +7,11 @@ import pkgutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from kvbench.cases import OPS
 from kvbench.errors import InputError, unknown
-from kvbench.strategies import attend, index, read, write
+from kvbench.strategies import attend, index, read, step, write
 from kvbench.strategies.base import Strategy
 
 _STRATEGIES: dict[str, Strategy] = {}
@@ -36,10 +37,21 @@ def register(cls: type[Strategy]) -> type[Strategy]:
 
 def load_builtin() -> None:
     """Register every strategy of this package; those already registered stay as they are."""
-    for package in (write, read, index, attend):
+    for package in (write, read, index, attend, step):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     _attend_over_reads()
+    _pairs().register_default_pairs()
+
+
+def _pairs() -> Any:  # noqa: ANN401 - a module that imports this one
+    return importlib.import_module(f"{step.__name__}.pairs")
+
+
+def _make_pair(name: str) -> None:
+    """Make the step of any write and any attention that is asked for by its whole name."""
+    if name.startswith("step.") and "+" in name and not set(name) & set("*?["):
+        _pairs().register_pair(name)
 
 
 def _attend_over_reads() -> None:
@@ -82,14 +94,20 @@ def file_of(strategy: Strategy) -> Path | None:
 
 
 def get(name: str) -> Strategy:
-    """The registered strategy of that name.
+    """The registered strategy of that name; a step of any pair is made then (see `select`).
 
     Raises:
         InputError: There is none; the message has the nearest name.
     """
+    _make_pair(name)
     if name not in _STRATEGIES:
         raise unknown("strategy", name, _STRATEGIES)
     return _STRATEGIES[name]
+
+
+def knows(name: str) -> bool:
+    """Whether a strategy of that name is registered."""
+    return name in _STRATEGIES
 
 
 def find(op: str, name: str) -> Strategy:
@@ -128,10 +146,14 @@ def all_strategies() -> tuple[Strategy, ...]:
 def select(patterns: Iterable[str]) -> tuple[Strategy, ...]:
     """The strategies that any pattern names: a name, or a glob as "write.*". None means all.
 
+    A step of any pair is made where its whole name is asked for, as step.WRITE+ATTEND.
+
     Raises:
         InputError: A pattern names no strategy; the message has the nearest name.
     """
     wanted = list(patterns)
+    for pattern in wanted:
+        _make_pair(pattern)
     known = all_strategies()
     for pattern in wanted:
         if not any(fnmatch.fnmatchcase(s.name, pattern) for s in known):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvbench.cases import Case
+from kvbench.cases import WHOLE_STEPS, Case
 from kvbench.devices import synchronize
 from kvbench.filling import fill
 from kvbench.strategies.base import Strategy
@@ -15,8 +15,13 @@ from kvbench.workload import build
 
 _PROBES = (8, 32)
 """Tokens of the two calls that a time is extrapolated from, where a strategy does these."""
+_STEP_PROBES = (64, 512)
+"""Of a step: the fixed part of its time is large, and so is what it varies by."""
+_INTERPRETED_STEP_PROBES = (2, 8)
+"""Of a step that is never timed: a kernel that is interpreted is slow from the first token on."""
 _REPEATS = 3
 _REPEATS_END_S = 0.05
+_STEP_REPEATS_END_S = 0.2
 
 
 _KNOWN: dict[tuple[Strategy, Case, torch.device], float] = {}
@@ -37,7 +42,7 @@ def estimate(strategy: Strategy, case: Case, device: torch.device) -> Estimate:
 
     Cases of up to the larger probe's size are estimated as nothing: they are simply run.
     """
-    if case.tokens <= max(_PROBES):
+    if case.tokens <= max(_probe_tokens(strategy, case, device)):
         return Estimate(0.0, 0.0)
     probes = _probes(strategy, case, device)
     if probes is None or case.tokens <= probes[1].tokens:
@@ -53,7 +58,7 @@ def _probes(strategy: Strategy, case: Case, device: torch.device) -> tuple[Case,
 
     What it does may depend on the lengths, as where only whole blocks fit an output.
     """
-    few, many = (_probe_case(case, tokens) for tokens in _PROBES)
+    few, many = (_probe_case(case, n) for n in _probe_tokens(strategy, case, device))
     blocks = [
         dataclasses.replace(few, batch=1, seq_len=count * case.block_size) for count in (1, 4)
     ]
@@ -61,6 +66,12 @@ def _probes(strategy: Strategy, case: Case, device: torch.device) -> tuple[Case,
         if all(strategy.supports(probe, device) is None for probe in pair):
             return pair
     return None  # run without knowing: what takes too long is ended
+
+
+def _probe_tokens(strategy: Strategy, case: Case, device: torch.device) -> tuple[int, int]:
+    if case.op not in WHOLE_STEPS:
+        return _PROBES
+    return _STEP_PROBES if strategy.untimed(device) is None else _INTERPRETED_STEP_PROBES
 
 
 def _probe_case(case: Case, tokens: int) -> Case:
@@ -95,7 +106,7 @@ def _probe(strategy: Strategy, case: Case, device: torch.device) -> tuple[float,
         synchronize(device)
         elapsed = time.perf_counter() - start
         shortest, spent = min(shortest, elapsed), spent + elapsed
-        if spent > _REPEATS_END_S:
+        if spent > (_STEP_REPEATS_END_S if case.op in WHOLE_STEPS else _REPEATS_END_S):
             break
     _KNOWN[strategy, case, device] = shortest
     return shortest, first.seconds

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -36,6 +38,13 @@ def predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | No
     return _predicted(strategy, narrow, phase)
 
 
+def method_of(strategy: Strategy, phase: Phase) -> Callable[[Workload, Any], object]:
+    """What a phase other than prepare calls; run where it is prepare."""
+    if phase == "run" or phase == "prepare":  # noqa: PLR1714 - what is left is a part
+        return strategy.run
+    return functools.partial(strategy.run_part, phase)
+
+
 @functools.lru_cache(maxsize=4096)
 def _predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | None:
     try:
@@ -44,7 +53,7 @@ def _predicted(strategy: Strategy, case: Case, phase: Phase) -> LaunchCounts | N
             if phase == "prepare":
                 return predict_launches(lambda: strategy.prepare(workload))
             prepared = strategy.prepare(workload)
-            method = strategy.gather if phase == "gather" else strategy.run
+            method = method_of(strategy, phase)
             return predict_launches(lambda: method(workload, prepared))
     except Exception:  # noqa: BLE001 - a strategy may do what fake tensors can't; then it's not known
         return None
@@ -55,7 +64,7 @@ def counted(
 ) -> LaunchCounts | None:
     """What the phase launched on this device, by the profiler; predicted where it sees nothing."""
     prepared = strategy.prepare(workload)
-    method = strategy.gather if phase == "gather" else strategy.run
+    method = method_of(strategy, phase)
     method(workload, prepared)  # a first call compiles
     if phase == "prepare":
         trace = accelerator.profile(lambda: strategy.prepare(workload))

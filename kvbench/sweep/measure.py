@@ -23,7 +23,7 @@ from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import file_of
 from kvbench.sweep.budget import estimate
 from kvbench.sweep.first_call import FirstCall
-from kvbench.sweep.launches import counted, predicted
+from kvbench.sweep.launches import counted, method_of, predicted
 from kvbench.sweep.replay import Replay
 from kvbench.timing.accelerator import Accelerator
 from kvbench.timing.cache import Flush, copies_to_rotate, rotation
@@ -303,8 +303,8 @@ def _observe_phases(
     """What a call of each phase was seen to do; a prepare has no output to look at."""
     seen: dict[Phase, Effects] = {phase: Effects(allocates=False) for phase in strategy.phases()}
     seen["run"] = observe(functools.partial(strategy.run, workload, prepared))
-    if "gather" in seen:
-        seen["gather"] = observe(functools.partial(strategy.gather, workload, prepared))
+    for part in strategy.parts:
+        seen[part] = observe(functools.partial(strategy.run_part, part, workload, prepared))
     return seen
 
 
@@ -337,12 +337,12 @@ def _phases(
     strategy: Strategy, workloads: Sequence[Workload], prepared: Sequence[object]
 ) -> dict[Phase, Call]:
     """What is timed of a strategy."""
-    calls: dict[Phase, Call] = {
-        "run": _turns(strategy.run, workloads, prepared),
-        "prepare": functools.partial(strategy.prepare, workloads[0]),
-        "gather": _turns(strategy.gather, workloads, prepared),
-    }
-    return {phase: calls[phase] for phase in strategy.phases()}
+    phases: dict[Phase, Call] = {"run": _turns(strategy.run, workloads, prepared)}
+    if strategy.has_prepare():
+        phases["prepare"] = functools.partial(strategy.prepare, workloads[0])
+    for part in strategy.parts:
+        phases[part] = _turns(method_of(strategy, part), workloads, prepared)
+    return phases
 
 
 def _turns(
@@ -485,7 +485,13 @@ def _measurement(
     case: Case,
     bench: Bench,
 ) -> Measurement:
-    nbytes = {"run": case.nbytes, "gather": case.gathered_bytes, "prepare": None}[phase]
+    nbytes = {
+        "prepare": None,
+        "run": case.nbytes,
+        "gather": case.gathered_bytes,
+        "write": case.written_bytes,
+        "attend": case.attended_bytes,
+    }[phase]
     median_s = sampling.estimate.median
     return Measurement(
         samples_s=sampling.samples_s,

@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvbench.cases import Case
 from kvbench.pool import flat_slots_view, no_flat_slots
+from kvbench.results import Part
 from kvbench.strategies.base import Strategy
 from kvbench.strategies.registry import register
 from kvbench.workload import Workload
@@ -19,6 +20,8 @@ class AttendEnableGqa(Strategy):
     name: ClassVar[str] = "attend.enable_gqa"
     op: ClassVar[str] = "attend"
     summary: ClassVar[str] = "index_select, then scaled_dot_product_attention with enable_gqa=True"
+
+    parts: ClassVar[tuple[Part, ...]] = ("gather",)
 
     def supports(self, case: Case, device: torch.device) -> str | None:  # noqa: ARG002
         """Decode over equal contexts that are all seen, from a pool of the queries' own dtype."""
@@ -44,6 +47,10 @@ class AttendEnableGqa(Strategy):
         """K and V of every sequence, [batch * context, num_kv_heads, head_dim]."""
         key = flat_slots_view(workload.key_pool).index_select(0, prepared)
         return key, flat_slots_view(workload.value_pool).index_select(0, prepared)
+
+    def run_part(self, part: Part, workload: Workload, prepared: torch.Tensor) -> object:  # noqa: ARG002
+        """The gather."""
+        return self.gather(workload, prepared)
 
     def run(self, workload: Workload, prepared: torch.Tensor) -> torch.Tensor:
         """Gather, then attend over copies."""

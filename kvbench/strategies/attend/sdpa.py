@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvbench.cases import ATTEND_ONLY, DEFAULTS, Case
+from kvbench.results import Part
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
 from kvbench.workload import Workload
@@ -62,6 +63,7 @@ class GatherSdpa(Strategy):
     """
 
     op: ClassVar[str] = "attend"
+    parts: ClassVar[tuple[Part, ...]] = ("gather",)
     reading: ClassVar[Strategy]
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -101,6 +103,10 @@ class GatherSdpa(Strategy):
         """The read, of this layer's pools."""
         reading = prepared.of_layer(workload)
         return self.reading.run(reading, prepared.read)  # type: ignore[return-value]
+
+    def run_part(self, part: Part, workload: Workload, prepared: Prepared) -> object:  # noqa: ARG002
+        """The gather."""
+        return self.gather(workload, prepared)
 
     def run(self, workload: Workload, prepared: Prepared) -> torch.Tensor:
         """Gather, then attend over copies."""

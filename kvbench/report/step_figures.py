@@ -1,0 +1,214 @@
+"""Whole decode steps as figures: tokens per second over context, and prepare over layers."""
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes as Panel
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from kvbench.analysis.frame import settings_of, unusual
+from kvbench.analysis.steps import per_token_and_layer, split, throughput
+from kvbench.report.panels import FOOTNOTE_COLUMNS, chunks, log_axes, provenance
+from kvbench.report.setting import describe
+from kvbench.report.style import WIDTH_IN, colour, line, styled
+from kvbench.results import RunInfo
+from kvbench.units import MICROSECONDS_PER_SECOND as US
+
+_PART_COLOURS = {"prepare": "#D55E00", "write": "#E69F00", "attend": "#0072B2"}
+_LINES_IN = 3.2
+_LEGEND_LINE_IN = 0.18
+_LEGEND_COLUMNS = 4
+_COLUMNS = 4
+_PANEL_IN = 1.75
+_HEADER_IN = 1.1
+_TITLE_IN = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class StepPage:
+    """The rows of one figure."""
+
+    name: str
+    """Distinguishes the figure's file; "" for the run's main one."""
+    subtitle: str
+    rank: tuple[int, int]
+    """As `panels.Outline.rank`."""
+    rows: pd.DataFrame
+    panels: tuple[object, ...]
+    """What each panel shows: batches, or strategies."""
+
+
+def throughput_pages(frame: pd.DataFrame) -> Iterator[StepPage]:
+    """One page for each setting with two contexts or more, three batches on each.
+
+    Args:
+        frame: The rows of a run.
+    """
+    for stem, subtitle, far, rows in _settings(throughput(frame), "seq_len", "batch"):
+        for number, batches in enumerate(chunks(np.unique(rows["batch"]))):
+            name = stem if number == 0 else f"{stem}-{number + 1}".lstrip("-")
+            shown = rows[rows["batch"].isin(batches)]
+            yield StepPage(name, subtitle, (far, number), shown, batches)
+
+
+def amortisation_pages(frame: pd.DataFrame) -> Iterator[StepPage]:
+    """One page for each setting with two numbers of layers or more.
+
+    Args:
+        frame: The rows of a run.
+    """
+    parts = per_token_and_layer(split(frame))
+    for name, subtitle, far, rows in _settings(parts, "num_layers"):
+        yield StepPage(name, subtitle, (far, 0), rows, tuple(sorted(set(rows["strategy"]))))
+
+
+def _settings(
+    frame: pd.DataFrame, axis: str, *free: str
+) -> Iterator[tuple[str, str, int, pd.DataFrame]]:
+    """Of each setting with two values of an axis: name, subtitle, how far from the main, rows."""
+    main: dict[str, object] | None = None
+    for shared, places in settings_of(frame, (axis, *free)) if len(frame) else ():
+        rows = frame.take(places)
+        if rows[axis].nunique() < 2:  # noqa: PLR2004 - a line needs two points
+            continue
+        main = main or shared
+        differs = [name for name in shared if shared[name] != main[name]]
+        stem = "-".join(f"{name}-{shared[name]}" for name in differs)
+        yield stem, describe(shared), 0 if shared is main else 1 + unusual(shared), rows
+
+
+def throughput_figure(page: StepPage, info: RunInfo) -> Figure:
+    """Tokens per second over context, log-log: a panel for each batch, a line for each pair.
+
+    Args:
+        page: One of `throughput_pages`.
+        info: The run's device and date.
+    """
+    names = _fastest_first(page.rows)
+    legend_lines = math.ceil(len(names) / _LEGEND_COLUMNS)
+    top_in = _TITLE_IN + _LEGEND_LINE_IN * legend_lines
+    height = top_in + _LINES_IN
+    contexts = sorted({int(n) for n in page.rows["seq_len"]})
+    footnote = (
+        f"{provenance(info, 'wall')}. Of whole steps: prepare, and all layers of the model with "
+        "all that is in them. Median over rounds with its 95 % interval."
+    )
+    with styled():
+        figure = _figure(
+            "Decode steps of a model: tokens per second", page, footnote, height, legend_lines
+        )
+        axes = figure.subplots(1, len(page.panels), sharex=True, sharey=True, squeeze=False)[0]
+        for panel, batch in zip(axes, page.panels, strict=True):
+            _draw_rates(panel, page.rows[page.rows["batch"] == batch])
+            panel.set_title(f"batch {batch}", loc="left")
+            panel.set_xlabel("seq_len (context)")
+        for panel in axes:
+            log_axes(panel, contexts)
+            panel.set_xlim(contexts[0] * 0.85, contexts[-1] * 1.18)
+        axes[0].set_ylabel("tokens per second")
+        keys = [Line2D([], [], label=name.partition(".")[2], **line(name)) for name in names]
+        _legend(figure, keys, height)
+    return figure
+
+
+def _fastest_first(rows: pd.DataFrame) -> list[str]:
+    means = np.log(rows["tokens_per_s"]).groupby(rows["strategy"]).mean()
+    return [str(name) for name in means.sort_values(ascending=False).index]
+
+
+def _draw_rates(panel: Panel, rows: pd.DataFrame) -> None:
+    for strategy, own in rows.groupby("strategy", sort=True):
+        points, name = own.sort_values("seq_len"), str(strategy)
+        panel.plot(points["seq_len"], points["tokens_per_s"], **line(name))
+        panel.fill_between(
+            points["seq_len"].to_numpy(dtype=float),
+            points["tokens_per_s_low"].to_numpy(),
+            points["tokens_per_s_high"].to_numpy(),
+            color=colour(name),
+            alpha=0.25,
+            linewidth=0,
+        )
+
+
+def amortisation_figure(page: StepPage, info: RunInfo) -> Figure:
+    """Bars by the layers of the model: prepare's part of a layer, then write and attend.
+
+    The rest of a layer, the same in every pair, would dwarf them.
+
+    A panel for each pair, with a scale of its own: pairs are compared in the other figure.
+
+    Args:
+        page: One of `amortisation_pages`.
+        info: The run's device and date.
+    """
+    lines = math.ceil(len(page.panels) / _COLUMNS)
+    height = _HEADER_IN + lines * _PANEL_IN
+    footnote = (
+        f"{provenance(info, 'wall')}. Median times for each token and layer, without the rest of "
+        "the model; prepare, paid once a step, is spread over its layers. Each panel has a scale "
+        "of its own."
+    )
+    with styled():
+        figure = _figure(
+            "Decode steps of a model: what a step's index costs each layer",
+            page,
+            footnote,
+            height,
+            1,
+        )
+        columns = min(_COLUMNS, len(page.panels))
+        axes = figure.subplots(lines, columns, squeeze=False).flatten()
+        for panel in axes[len(page.panels) :]:
+            panel.set_visible(False)
+        for panel, strategy in zip(axes, page.panels, strict=False):
+            _draw_parts(panel, page.rows[page.rows["strategy"] == strategy])
+            write, plus, attend = str(strategy).partition(".")[2].partition("+")
+            panel.set_title(f"{write}\n{plus}{attend}", loc="left", fontsize=8.5)
+        for panel in axes[::columns]:
+            panel.set_ylabel("µs")
+        for panel in axes[max(len(page.panels) - columns, 0) : len(page.panels)]:
+            panel.set_xlabel("layers")
+        keys = [Patch(color=shade, label=part) for part, shade in _PART_COLOURS.items()]
+        _legend(figure, keys, height)
+    return figure
+
+
+def _draw_parts(panel: Panel, rows: pd.DataFrame) -> None:
+    points = rows.sort_values("num_layers")
+    below = np.zeros(len(points))
+    for part, shade in _PART_COLOURS.items():
+        heights = points[f"{part}_s"].to_numpy() * US
+        panel.bar(range(len(points)), heights, 0.8, bottom=below, color=shade)
+        below += heights
+    panel.set_xticks(range(len(points)), [f"{n:,}" for n in points["num_layers"]])
+    panel.grid(visible=False, axis="x")
+    panel.set_axisbelow(True)
+
+
+def _figure(title: str, page: StepPage, footnote: str, height: float, legend_lines: int) -> Figure:
+    figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
+    # What is left free below the subtitle is the legend's.
+    room = "\n " * legend_lines
+    figure.suptitle(f"{title}\n{page.subtitle}{room}", fontsize=10.5, x=0.01, ha="left")
+    figure.supxlabel(
+        textwrap.fill(footnote, FOOTNOTE_COLUMNS), fontsize=7.5, color="#404040", x=0.01, ha="left"
+    )
+    return figure
+
+
+def _legend(figure: Figure, keys: Sequence[Line2D | Patch], height: float) -> None:
+    figure.legend(
+        handles=list(keys),
+        loc="upper left",
+        bbox_to_anchor=(0.0, 1 - _TITLE_IN / height),
+        ncols=_LEGEND_COLUMNS,
+        fontsize=8,
+        frameon=False,
+        borderaxespad=0.0,
+    )
