@@ -38,7 +38,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "cpu",
-            "launch-overhead curves on a machine without a GPU (7 minutes on two cores)",
+            "all ops on a machine without a GPU (11 minutes on two cores)",
             0.1,
             # As many bytes at most with 32 heads as with 8: checking, not sampling, takes longest.
             "op=write,read seq_len=1:8192:*2 block_size=16,64",

@@ -51,9 +51,10 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
     when = "before a step" if op in ONCE_A_STEP else "once a step"
     footnote = (
         f"{provenance(info, clock)}; median with its 95 % interval. Dotted: prepare, {when}. "
-        f"Dashed: the same bytes at copy speed. "
-        f"In brackets: what one call launches on a GPU, {source}."
+        "Dashed: the same bytes at copy speed."
     )
+    if page.rows.loc[page.rows["phase"] == "run", "launches"].notna().any():
+        footnote += f" In brackets: what one call launches on a GPU, {source}."
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     with styled():
         figure, panels = make_panels(page, _TITLES.get(op, f"{op}: time per call"), footnote)
