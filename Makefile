@@ -48,7 +48,7 @@ test: $(READY) ## Lint, types and tests (what CI runs)
 	@$(BIN)/pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(READY) ## Crashes, hangs, kills and resumed runs, with real processes (5 minutes)
+test-slow: $(READY) ## Crashes, kills and resumed runs; machine code of every shape (10 minutes)
 	@$(BIN)/pytest -n auto --dist loadgroup -m slow $(ARGS)
 
 .PHONY: check-exhaustive

@@ -82,7 +82,9 @@ def attend_tile(
     if rows <= 16:
         return AttendTile(16, tokens, head, 4, 5)
     if head > 128:
-        return AttendTile(min(padded(rows), 64), 16 if quantised else 32, head, 8, 3)
+        if quantised:
+            return AttendTile(16, 16, head, 4, 5)
+        return AttendTile(min(padded(rows), 64), 32, head, 8, 3)
     if rows <= 64:
         return AttendTile(padded(rows), 32, head, 4, 5)
     return AttendTile(64 if quantised and head > 64 else 128, tokens, head, 8, 5)
