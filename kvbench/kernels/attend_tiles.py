@@ -79,11 +79,9 @@ def attend_tile(
     if head > 256:
         least = rows <= 16 or head > 512
         return AttendTile(16 if least else 32, 16, head, 8, 5 if latent else 3)
-    if rows <= 16:
-        return AttendTile(16, tokens, head, 4, 5)
+    if rows <= 16 or (quantised and head > 128):
+        return AttendTile(16, min(tokens, 16) if rows > 16 else tokens, head, 4, 5)
     if head > 128:
-        if quantised:
-            return AttendTile(16, 16, head, 4, 5)
         return AttendTile(min(padded(rows), 64), 32, head, 8, 3)
     if rows <= 64:
         return AttendTile(padded(rows), 32, head, 4, 5)
