@@ -59,6 +59,19 @@ class _Finite(click.FloatRange):
         return number
 
 
+_DEVICE_OPTION = click.option(
+    "--device", default="auto", show_default=True, help='"cpu", "cuda", "cuda:1", …'
+)
+_LOAD_OPTION = click.option(
+    "--load",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.py",
+    help="A Python file that registers strategies of your own. Repeatable.",
+)
+
+
 def _sweep_options(command: F) -> F:
     for option in (
         click.option("-a", "--axis", "axes", multiple=True, metavar="NAME=VALUES", help=_AXIS_HELP),
@@ -66,17 +79,8 @@ def _sweep_options(command: F) -> F:
         click.option(
             "-s", "--strategy", "patterns", multiple=True, metavar="NAME", help=_STRATEGY_HELP
         ),
-        click.option(
-            "--device", default="auto", show_default=True, help='"cpu", "cuda", "cuda:1", …'
-        ),
-        click.option(
-            "--load",
-            "files",
-            multiple=True,
-            type=click.Path(path_type=Path),
-            metavar="FILE.py",
-            help="A Python file that registers strategies of your own. Repeatable.",
-        ),
+        _DEVICE_OPTION,
+        _LOAD_OPTION,
     ):
         command = option(command)
     return command
@@ -467,15 +471,8 @@ def check(
 
 
 @cli.command(name="list")
-@click.option("--device", default="auto", show_default=True, help='"cpu", "cuda", …')
-@click.option(
-    "--load",
-    "files",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE.py",
-    help="A Python file that registers strategies of your own. Repeatable.",
-)
+@_DEVICE_OPTION
+@_LOAD_OPTION
 def list_(device: str, files: tuple[Path, ...]) -> None:
     """Show strategies, axes and presets, and what this device can't do."""
     from kvbench import devices
@@ -567,7 +564,7 @@ def claims(folder: Path, *, markdown: bool) -> None:
 
 
 @cli.command()
-@click.option("--device", default="auto", show_default=True, help='"cpu", "cuda", …')
+@_DEVICE_OPTION
 @click.option(
     "--calibrate",
     "cells",
@@ -687,7 +684,7 @@ def doctor(device: str, cells: int) -> None:
     show_default=True,
     help="Of the cache.",
 )
-@click.option("--device", default="auto", show_default=True, help='"cpu", "cuda", "cuda:1", …')
+@_DEVICE_OPTION
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random weights."
 )
@@ -695,14 +692,7 @@ def doctor(device: str, cells: int) -> None:
 @click.option(
     "--no-warm-up", is_flag=True, help="Begin at once; times then have in them what is compiled."
 )
-@click.option(
-    "--load",
-    "files",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE.py",
-    help="A Python file that registers strategies of your own. Repeatable.",
-)
+@_LOAD_OPTION
 def generate(
     model: Path | None,
     random: str | None,

@@ -8,8 +8,8 @@ within derived tolerances; what a whole model's step gives within a measured one
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from kvbench.pool import Pools
 from kvbench.strategies.base import Strategy
 from kvbench.workload import Workload
 
+T = TypeVar("T")
 Bits = npt.NDArray[np.integer]
 Place = tuple[int, int]
 """A physical block and a slot in it."""
@@ -404,7 +405,7 @@ def _check_attend(workload: Workload, before: _State, output: object, version: i
             f"the output has strides {list(output.stride())}; expected it contiguous, as the "
             "projection that follows takes it"
         )
-    right = _right_attention(workload, before, version)
+    right = _kept(workload, before, version, lambda: _right_attention(workload, before))
     actual = numbers(bits(output), case.dtype).astype(np.float64)
     wrong = right.wrong(actual)
     if not wrong.any():
@@ -423,22 +424,23 @@ def _check_attend(workload: Workload, before: _State, output: object, version: i
     )
 
 
-_RIGHT: "OrderedDict[object, Right]" = OrderedDict()
+_RIGHT: "OrderedDict[object, Any]" = OrderedDict()
 """The last few right outputs: the strategies of a case share them, and they take float64."""
 _RIGHT_KEPT = 4
 
 
-def _right_attention(workload: Workload, before: _State, version: int) -> Right:
-    """What the output should be, which depends on the case, the lists and the data's version."""
+def _kept(workload: Workload, before: _State, version: int, find: Callable[[], T]) -> T:
+    """What is right, which depends on the case, the lists and the data's version; found once."""
     key = (workload.case, workload.device, version, repr(before.lists))
     if key not in _RIGHT:
         while len(_RIGHT) >= _RIGHT_KEPT:
             _RIGHT.popitem(last=False)
-        _RIGHT[key] = _attention(workload, before)
-    return _RIGHT[key]
+        _RIGHT[key] = find()
+    found: T = _RIGHT[key]
+    return found
 
 
-def _attention(workload: Workload, before: _State) -> Right:
+def _right_attention(workload: Workload, before: _State) -> Right:
     case = workload.case
     queries = numbers(before.fixed["query"], case.dtype).astype(np.float64)
     shape = (len(queries), case.num_heads, case.value_head_dim)
@@ -486,7 +488,7 @@ def _check_step(
             f"{workload.dtype} of shape {shape}"
         )
     blocks, slots = _new_slots(workload)
-    right = _right_step(workload, before, version)
+    right = _kept(workload, before, version, lambda: _right_step(workload, before))
     for name, found in after.cache.items():
         count = len(found) // layers
         expected = before.cache[name].copy()
@@ -535,30 +537,21 @@ def _compare_rows(
     )
 
 
-_RIGHT_STEPS: "OrderedDict[object, RightStep]" = OrderedDict()
-"""As `_RIGHT`, of steps."""
-
-
-def _right_step(workload: Workload, before: _State, version: int) -> RightStep:
+def _right_step(workload: Workload, before: _State) -> RightStep:
     case = workload.case
-    key = (case, workload.device, version, repr(before.lists))
-    if key not in _RIGHT_STEPS:
-        while len(_RIGHT_STEPS) >= _RIGHT_KEPT:
-            _RIGHT_STEPS.popitem(last=False)
 
-        def context(layer: int, sequence: int) -> tuple[Array, Array]:
-            positions = np.arange(workload.lengths[sequence] - 1)
-            table = np.asarray(workload.block_tables[sequence], dtype=np.int64)
-            found = []
-            for pool_name in ("key_pool", "value_pool"):
-                pool = before.cache[pool_name]
-                own = pool[layer * (len(pool) // case.num_layers) :]
-                rows = own[table[positions // case.block_size], positions % case.block_size]
-                found.append(numbers(rows, case.dtype).astype(np.float64))
-            return found[0], found[1]
+    def context(layer: int, sequence: int) -> tuple[Array, Array]:
+        positions = np.arange(workload.lengths[sequence] - 1)
+        table = np.asarray(workload.block_tables[sequence], dtype=np.int64)
+        found = []
+        for pool_name in ("key_pool", "value_pool"):
+            pool = before.cache[pool_name]
+            own = pool[layer * (len(pool) // case.num_layers) :]
+            rows = own[table[positions // case.block_size], positions % case.block_size]
+            found.append(numbers(rows, case.dtype).astype(np.float64))
+        return found[0], found[1]
 
-        _RIGHT_STEPS[key] = right_step(workload, context)
-    return _RIGHT_STEPS[key]
+    return right_step(workload, context)
 
 
 def _check_index(workload: Workload, output: object, places: Sequence[Place | None]) -> str:

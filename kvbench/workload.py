@@ -228,12 +228,8 @@ def required_bytes(case: Case, placement: Placement, copies: int = 1) -> int:
     if case.kv_input == "sliced_v":
         inputs *= 2
     if case.op == "attend":
-        longest = max(placement.lengths, default=0)
-        seen = longest * case.token_elements + _SCORES_AT_ONCE
-        own = copies * (pools + case.query_bytes) + 3 * pools
-        return (
-            own + pools + 4 * inputs + _REFERENCES * case.query_bytes + 8 * _FLOAT64_ARRAYS * seen
-        )
+        rights = _REFERENCES * case.query_bytes + _float64_bytes(case, placement)
+        return copies * (pools + case.query_bytes) + 4 * pools + 4 * inputs + rights
     # The check holds the pools as they were, as they are and as they should be, another layer's,
     # and one op's outputs; quantised rows are bounded from both sides, in float64.
     return copies * (pools + inputs) + 4 * pools + (12 if case.quantised else 3) * inputs
@@ -245,13 +241,18 @@ def _step_bytes(case: Case, placement: Placement, pools: int, copies: int) -> in
     Weights are drawn in float32. Whoever copies K and V out of the pools does so one layer at a
     time; the oracle sees one sequence of one layer in float64.
     """
-    longest = max(placement.lengths, default=0)
-    seen = longest * case.token_elements + _SCORES_AT_ONCE
     widest = max(2 * case.intermediate_size + 4 * case.hidden_size, VOCABULARY)
     between = len(placement.lengths) * widest * _BETWEEN_BYTES
     weights = case.weight_bytes + 4 * case.weights
     gathered = 4 * case.tokens * case.row_bytes
-    return copies * pools + 4 * pools + weights + gathered + between + 8 * _FLOAT64_ARRAYS * seen
+    seen = _float64_bytes(case, placement)
+    return copies * pools + 4 * pools + weights + gathered + between + seen
+
+
+def _float64_bytes(case: Case, placement: Placement) -> int:
+    """What the oracle has of one sequence's K and V, of one layer, and of its scores."""
+    longest = max(placement.lengths, default=0)
+    return 8 * _FLOAT64_ARRAYS * (longest * case.token_elements + _SCORES_AT_ONCE)
 
 
 def needed_bytes(case: Case, free: int, copies: int = 1) -> int:

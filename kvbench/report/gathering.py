@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from kvbench.analysis.frame import settings_of, unusual
 from kvbench.analysis.gathering import beside_gathering
-from kvbench.report.panels import FOOTNOTE_COLUMNS, chunks, provenance
+from kvbench.report.panels import FOOTNOTE_COLUMNS, chunks, named_settings, numbered, provenance
 from kvbench.report.setting import describe
 from kvbench.report.style import WIDTH_IN, colour, styled
 from kvbench.results import RunInfo
@@ -47,19 +47,18 @@ def pages(frame: pd.DataFrame, clock: str) -> Iterator[Shares]:
         clock: The clock of all times.
     """
     beside = beside_gathering(frame, clock)
-    main: dict[str, object] | None = None
-    for shared, places in settings_of(beside, _FREE) if len(beside) else ():
+    is_in_place = (beside["strategy"] != beside["reference"]).to_numpy()
+
+    def shows(places: npt.NDArray[np.intp]) -> bool:
+        return bool(is_in_place[places].any())
+
+    for stem, shared, far, places in named_settings(beside, _FREE, shows):
         rows = beside.take(places)
-        if rows["strategy"].eq(rows["reference"]).all():
-            continue  # nothing reads in place
-        main = main or shared
-        differs = [name for name in shared if shared[name] != main[name]]
-        stem = "-".join(f"{name}-{shared[name]}" for name in differs)
         for number, batches in enumerate(chunks(np.unique(rows["batch"]))):
             yield Shares(
-                name=stem if number == 0 else f"{stem}-{number + 1}".lstrip("-"),
+                name=numbered(stem, number),
                 subtitle=describe(shared, ("head_dim", "num_kv_heads")),
-                rank=(0 if shared is main else 1 + unusual(shared), number),
+                rank=(far, number),
                 batches=batches,
                 rows=rows[rows["batch"].isin(batches)],
             )

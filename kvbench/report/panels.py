@@ -3,7 +3,7 @@
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,30 +74,55 @@ class Outline:
         return Page(self.name, self.subtitle, rows[shown], self.block_sizes, self.kv_heads)
 
 
+def named_settings(
+    frame: pd.DataFrame, free: Sequence[str], shown: Callable[[npt.NDArray[np.intp]], bool]
+) -> Iterator[tuple[str, dict[str, object], int, npt.NDArray[np.intp]]]:
+    """The settings of a frame that have a figure.
+
+    Args:
+        frame: The rows.
+        free: The axes that a figure shows.
+        shown: Whether there is anything to show of a setting's rows.
+
+    Yields:
+        What distinguishes the figure's file, "" for the first one's; the setting; 0 for the first,
+        else 1 and how many fields do not have a case's default; and which rows are its own.
+    """
+    main: dict[str, object] | None = None
+    for shared, places in settings_of(frame, free) if len(frame) else ():
+        if not shown(places):
+            continue
+        main = main or shared
+        differs = [name for name in shared if shared[name] != main[name]]
+        stem = "-".join(f"{name}-{shared[name]}" for name in differs)
+        yield stem, shared, 0 if shared is main else 1 + unusual(shared), places
+
+
+def numbered(stem: str, number: int) -> str:
+    """The name of a setting's page, from 0."""
+    return stem if number == 0 else f"{stem}-{number + 1}".lstrip("-")
+
+
 def outlines(frame: pd.DataFrame) -> Iterator[Outline]:
     """Cut the timed rows of one op into figures: one per setting of the axes that no panel shows.
 
     A setting with a single seq_len has no curve and no page. More than three block sizes or head
     counts go on more pages.
     """
-    main: dict[str, object] | None = None
     # A logarithmic axis has no 0, and an empty batch no bytes.
     full = np.flatnonzero(frame["tokens"] > 0)
     axes = {name: frame[name].to_numpy() for name in FREE}
-    for shared, found in settings_of(frame.take(full), FREE):
+
+    def is_line(found: npt.NDArray[np.intp]) -> bool:
+        return len(np.unique(axes["seq_len"][full[found]])) > 1
+
+    for stem, shared, far, found in named_settings(frame.take(full), FREE, is_line):
         places = full[found]
-        if len(np.unique(axes["seq_len"][places])) < 2:  # noqa: PLR2004 - a line needs two points
-            continue
-        main = main or shared
-        far = 0 if shared is main else 1 + unusual(shared)
-        differs = [name for name in shared if shared[name] != main[name]]
-        stem = "-".join(f"{name}-{shared[name]}" for name in differs)
         columns = chunks(np.unique(axes["block_size"][places]))
         lines = chunks(np.unique(axes["num_kv_heads"][places]))
         for number, (blocks, heads) in enumerate(itertools.product(columns, lines)):
-            name = stem if number == 0 else f"{stem}-{number + 1}".lstrip("-")
             subtitle = describe(shared, ("head_dim", "block_order"))
-            yield Outline(name, subtitle, (far, number), blocks, heads, places)
+            yield Outline(numbered(stem, number), subtitle, (far, number), blocks, heads, places)
 
 
 def pages(frame: pd.DataFrame) -> Iterator[Page]:

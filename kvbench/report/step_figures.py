@@ -6,15 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from kvbench.analysis.frame import settings_of, unusual
 from kvbench.analysis.steps import per_token_and_layer, split, throughput
-from kvbench.report.panels import FOOTNOTE_COLUMNS, chunks, log_axes, provenance
+from kvbench.report.panels import (
+    FOOTNOTE_COLUMNS,
+    chunks,
+    log_axes,
+    named_settings,
+    numbered,
+    provenance,
+)
 from kvbench.report.setting import describe
 from kvbench.report.style import WIDTH_IN, colour, line, styled
 from kvbench.results import RunInfo
@@ -52,9 +59,8 @@ def throughput_pages(frame: pd.DataFrame) -> Iterator[StepPage]:
     """
     for stem, subtitle, far, rows in _settings(throughput(frame), "seq_len", "batch"):
         for number, batches in enumerate(chunks(np.unique(rows["batch"]))):
-            name = stem if number == 0 else f"{stem}-{number + 1}".lstrip("-")
             shown = rows[rows["batch"].isin(batches)]
-            yield StepPage(name, subtitle, (far, number), shown, batches)
+            yield StepPage(numbered(stem, number), subtitle, (far, number), shown, batches)
 
 
 def amortisation_pages(frame: pd.DataFrame) -> Iterator[StepPage]:
@@ -72,15 +78,13 @@ def _settings(
     frame: pd.DataFrame, axis: str, *free: str
 ) -> Iterator[tuple[str, str, int, pd.DataFrame]]:
     """Of each setting with two values of an axis: name, subtitle, how far from the main, rows."""
-    main: dict[str, object] | None = None
-    for shared, places in settings_of(frame, (axis, *free)) if len(frame) else ():
-        rows = frame.take(places)
-        if rows[axis].nunique() < 2:  # noqa: PLR2004 - a line needs two points
-            continue
-        main = main or shared
-        differs = [name for name in shared if shared[name] != main[name]]
-        stem = "-".join(f"{name}-{shared[name]}" for name in differs)
-        yield stem, describe(shared), 0 if shared is main else 1 + unusual(shared), rows
+    values = frame[axis].to_numpy()
+
+    def is_line(places: npt.NDArray[np.intp]) -> bool:
+        return len(np.unique(values[places])) > 1
+
+    for stem, shared, far, places in named_settings(frame, (axis, *free), is_line):
+        yield stem, describe(shared), far, frame.take(places)
 
 
 def throughput_figure(page: StepPage, info: RunInfo) -> Figure:

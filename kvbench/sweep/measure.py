@@ -301,11 +301,12 @@ def _observe_phases(
     strategy: Strategy, workload: Workload, prepared: object
 ) -> dict[Phase, Effects]:
     """What a call of each phase was seen to do; a prepare has no output to look at."""
-    seen: dict[Phase, Effects] = {phase: Effects(allocates=False) for phase in strategy.phases()}
-    seen["run"] = observe(functools.partial(strategy.run, workload, prepared))
-    for part in strategy.parts:
-        seen[part] = observe(functools.partial(strategy.run_part, part, workload, prepared))
-    return seen
+    return {
+        phase: Effects(allocates=False)
+        if phase == "prepare"
+        else observe(functools.partial(method_of(strategy, phase), workload, prepared))
+        for phase in strategy.phases()
+    }
 
 
 def _tensors(output: object) -> tuple[torch.Tensor, ...]:
@@ -337,12 +338,12 @@ def _phases(
     strategy: Strategy, workloads: Sequence[Workload], prepared: Sequence[object]
 ) -> dict[Phase, Call]:
     """What is timed of a strategy."""
-    phases: dict[Phase, Call] = {"run": _turns(strategy.run, workloads, prepared)}
-    if strategy.has_prepare():
-        phases["prepare"] = functools.partial(strategy.prepare, workloads[0])
-    for part in strategy.parts:
-        phases[part] = _turns(method_of(strategy, part), workloads, prepared)
-    return phases
+    return {
+        phase: functools.partial(strategy.prepare, workloads[0])
+        if phase == "prepare"
+        else _turns(method_of(strategy, phase), workloads, prepared)
+        for phase in strategy.phases()
+    }
 
 
 def _turns(

@@ -111,7 +111,7 @@ class GatherSdpa(Strategy):
     def run(self, workload: Workload, prepared: Prepared) -> torch.Tensor:
         """Gather, then attend over copies."""
         key, value = self.gather(workload, prepared)
-        return attend_over_copies(workload, prepared.calls, key.flatten(2), value.flatten(2))
+        return _attend_over_copies(workload, prepared.calls, key.flatten(2), value.flatten(2))
 
 
 def _reading(case: Case) -> Case:
@@ -133,7 +133,7 @@ def _call(case: Case, sequences: int, context: int, length: int, device: torch.d
     return Call(sequences, context, seen.repeat(case.num_heads // case.num_kv_heads, 1), causal)
 
 
-def attend_over_copies(
+def _attend_over_copies(
     workload: Workload, calls: tuple[Call, ...], key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     """Attention of each call's sequences over their part of the gathered rows.
