@@ -22,6 +22,15 @@ torch.set_num_threads(1)
 registry.load_builtin()
 
 
+@pytest.fixture(autouse=True)
+def strategies(monkeypatch):
+    """The registry's strategies: what a test adds to them, even by asking, is gone after it."""
+    known = dict(registry._STRATEGIES)
+    monkeypatch.setattr(registry, "_STRATEGIES", known)
+    monkeypatch.setattr(registry, "_FILES", dict(registry._FILES))
+    return known
+
+
 @pytest.fixture(scope="session")
 def cpu() -> torch.device:
     return torch.device("cpu")

@@ -81,7 +81,7 @@ def attended(workload, **cut_as):
 
 def wrong(workload, output):
     """How many elements are out of the oracle's tolerance."""
-    right = oracle._attention(workload, oracle._State(workload))
+    right = oracle._right_attention(workload, oracle._State(workload))
     return int(right.wrong(output.double().numpy()).sum())
 
 

@@ -185,8 +185,7 @@ def test_a_model_file_speaks_its_own_words(generate, small):
     assert int(rows(ended.out)[of][1].split()[0]) > 3  # the template's, too
 
 
-def test_a_strategy_of_the_users_own_serves(generate, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_STRATEGIES", dict(registry._STRATEGIES))
+def test_a_strategy_of_the_users_own_serves(generate, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
         "from kvbench.strategies import registry\n"

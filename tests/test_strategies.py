@@ -366,14 +366,6 @@ def test_a_strategy_needs_no_more_than_a_run():
 # The registry.
 
 
-@pytest.fixture
-def strategies(monkeypatch):
-    """The registry's strategies, to be changed: they are as they were after the test."""
-    known = dict(registry._STRATEGIES)
-    monkeypatch.setattr(registry, "_STRATEGIES", known)
-    return known
-
-
 def names(selected):
     return [strategy.name for strategy in selected]
 
@@ -496,7 +488,6 @@ def test_an_attention_over_a_read_can_be_handed_to_another_process():
     ],
     ids=str,
 )
-@pytest.mark.usefixtures("strategies")
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, text, message):
     path = tmp_path / name
     if text is not None:
@@ -507,7 +498,6 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, text, message):
     assert len(str(raised.value).splitlines()) == 1
 
 
-@pytest.mark.usefixtures("strategies")
 def test_the_error_of_a_file_names_the_file(tmp_path):
     path = tmp_path / "mine.py"
     for text in ("1 / 0", "", USER_FILE.replace("write.mine", "write.loop")):
@@ -523,8 +513,7 @@ def test_a_folder_is_no_strategy_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["loop", "write.", "read.loop2", "writes.loop"])
-def test_a_name_that_is_not_its_ops_is_refused(name, monkeypatch):
-    monkeypatch.setattr(registry, "_STRATEGIES", dict(registry._STRATEGIES))
+def test_a_name_that_is_not_its_ops_is_refused(name):
     cls = type("Named", (Strategy,), {"name": name, "op": "write", "summary": "", "run": print})
     with pytest.raises(InputError, match=r"begins with 'write\.'"):
         registry.register(cls)
