@@ -38,6 +38,9 @@ Phase = Literal["run", "prepare"] | Part
 before the step, run in it. Of a step, run is all of its layers. gather: the part of an attend's run
 that copies K and V out of the pools. write, attend: those of a step's run, in all layers."""
 
+StoppedBy = Literal["precision", "time", "rounds"]
+"""What ended the sampling."""
+
 CacheState = Literal["hot", "cold", "rotated"]
 """hot: every call uses the same buffers. cold: the last-level cache is flushed before each call.
 rotated: calls take turns over buffers several times the size of the cache."""
@@ -82,7 +85,7 @@ class Measurement:
     """Upper end of it."""
     confidence: float
     """Confidence of the interval, as 0.95."""
-    stopped_by: Literal["precision", "time", "rounds"]
+    stopped_by: StoppedBy
     """What ended the sampling: the interval was narrow enough, the time or the rounds ran out."""
     floor_s: float
     """The same clock's time for an empty call: reported, never subtracted."""
@@ -104,6 +107,9 @@ class Measurement:
     samples and in none of them: what compiles or loads does it then. What an earlier case, or the
     compiler's cache on disk, has left is not done again. None for a prepare, whose time is in it,
     and in rows of before this was recorded."""
+    processes: tuple[int, ...] = ()
+    """Of a row that several processes measured one after the other (`kvbench ab`): how many of the
+    samples are from each, in their order. Empty: all are from one."""
 
     def __post_init__(self) -> None:
         times = (*self.samples_s, self.median_s, self.low_s, self.high_s, self.floor_s)
@@ -122,6 +128,13 @@ class Measurement:
         if self.first_call_s is not None and not 0 <= self.first_call_s < math.inf:
             raise InputError(
                 f"first_call_s={self.first_call_s!r}: expected a finite number, 0 or more"
+            )
+        if self.processes and (
+            min(self.processes) < 1 or sum(self.processes) != len(self.samples_s)
+        ):
+            raise InputError(
+                f"processes={self.processes!r}: expected the samples of each, "
+                f"{len(self.samples_s)} in all"
             )
         if self.calls_per_sample < 1:
             raise InputError(f"calls_per_sample={self.calls_per_sample!r}: expected 1 or more")
@@ -246,3 +259,9 @@ class RunInfo:
     """Wall time of one empty launch, in long samples; on a CPU, of the same op without one."""
     resumptions: tuple[Resumption, ...] = ()
     """The sessions after the first."""
+    interleaved: str | None = None
+    """What two runs have in common that were measured in turns, sample by sample: samples of one
+    number are then from the same round. None: it was measured alone."""
+    tree: str | None = None
+    """Which code was measured, as its user named it: a revision, a folder, an interpreter. None:
+    that of the kvbench that wrote this."""

@@ -9,7 +9,7 @@ from kvbench.environment import fingerprint
 from kvbench.errors import unknown
 from kvbench.results import CacheState, CopyBandwidth, Environment
 from kvbench.strategies.base import Strategy
-from kvbench.sweep.measure import Bench, options
+from kvbench.sweep.measure import Bench, Sampler, options
 from kvbench.timing.accelerator import TorchAccelerator
 from kvbench.timing.bandwidth import measure_copy_bandwidth
 from kvbench.timing.cache import Flush, last_level_cache_bytes
@@ -82,13 +82,16 @@ def examine(settings: Settings) -> Machine:
     )
 
 
-def set_up(settings: Settings, machine: Machine, on_step: OnStep) -> Bench:
+def set_up(
+    settings: Settings, machine: Machine, on_step: OnStep, sampler: Sampler | None = None
+) -> Bench:
     """The bench that cases are measured with.
 
     Args:
         settings: How to measure.
         machine: What was found out about the device.
         on_step: Told of each step, before what a strategy does in it.
+        sampler: Who decides whose turn it is; rounds of this process's subjects alone if None.
     """
     device = torch.device(settings.device)
     return Bench(
@@ -103,4 +106,5 @@ def set_up(settings: Settings, machine: Machine, on_step: OnStep) -> Bench:
         flush=Flush(device, machine.cache_bytes) if settings.cache == "cold" else None,
         accelerator=None if device.type == "cpu" else TorchAccelerator(device),
         on_step=on_step,
+        sampler=sampler,
     )

@@ -21,6 +21,7 @@ from kvbench.results import Result
 from kvbench.sessions import differences
 from kvbench.store import Lock, RunWriter, has_run, reserve
 from kvbench.strategies.base import Strategy
+from kvbench.strategies.registry import file_of
 from kvbench.sweep.bench import Machine, Settings
 from kvbench.sweep.cluster import Answer, Place
 from kvbench.sweep.runner import Plan, missing_cases, refuse_mixing, run_info, session_of
@@ -191,7 +192,7 @@ class Fleet:
         settings = self._plan.settings()
         why = f"{_MOST_LOSSES} hosts were lost while they measured this case, the last: {reason}"
         rows = [
-            lost(case, strategy, settings, "crashed", why)
+            lost(case, strategy.name, file_of(strategy), settings, "crashed", why)
             for strategy in self._plan.strategies_for(case)
         ]
         self._append(kind, session, case, rows)

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -28,7 +29,7 @@ from kvbench.sweep.replay import Replay
 from kvbench.timing.accelerator import Accelerator
 from kvbench.timing.cache import Flush, copies_to_rotate, rotation
 from kvbench.timing.clocks import Clock, ClockError, Floor
-from kvbench.timing.rounds import Sampling, StoppingRule, SubjectError, sample_rounds
+from kvbench.timing.rounds import Sampling, StoppingRule, sample_those_that_work
 from kvbench.units import format_bytes, format_seconds
 from kvbench.workload import Workload, build, needed_bytes
 
@@ -55,6 +56,29 @@ Outcome = Sampling | tuple[Status, str]
 """A subject's samples, or the status and the reason of its row."""
 
 
+class Sampler(Protocol):
+    """Takes the samples of a case's subjects by one clock."""
+
+    def __call__(
+        self,
+        clock: Clock,
+        calls: Mapping[Subject, Call],
+        limits: Mapping[Subject, int | None],
+        case: Case,
+        bench: "Bench",
+    ) -> dict[Subject, Outcome]:
+        """Each subject's samples, or the status and reason of its row.
+
+        Args:
+            clock: What measures.
+            calls: What to measure, by subject.
+            limits: By subject, the most calls of a sample; None for any number.
+            case: Whose subjects they are.
+            bench: What they are measured with.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """What all cases of a run are measured with."""
@@ -78,6 +102,8 @@ class Bench:
     """Those of the last case, for the next of its shape."""
     on_step: Callable[[Strategy | None, str], None] = lambda *_: None
     """Told which strategy is about to do what, so that somebody knows if it never comes back."""
+    sampler: "Sampler | None" = None
+    """Who decides whose turn it is; rounds of this process's subjects alone if None."""
 
     def options(self) -> tuple[str, ...]:
         """The options of `kvbench run` that give these limits."""
@@ -105,9 +131,15 @@ def one_line(error: BaseException) -> str:
 
 def repro(case: Case, strategy: Strategy, device: torch.device, options: Iterable[str] = ()) -> str:
     """The command that measures one strategy in one case again, with further options."""
-    words = [word for name, value in case.axes().items() for word in ("-a", f"{name}={value}")]
-    words += ["-s", strategy.name, "--device", str(device)]
-    file = file_of(strategy)
+    return repro_of(case, strategy.name, file_of(strategy), str(device), options)
+
+
+def repro_of(
+    case: Case, name: str, file: Path | None, device: str, options: Iterable[str] = ()
+) -> str:
+    """The same of a strategy that another process has, by its name and its file."""
+    words = [word for axis, value in case.axes().items() for word in ("-a", f"{axis}={value}")]
+    words += ["-s", name, "--device", device]
     if file is not None:
         words += ["--load", str(file)]
     words += options
@@ -423,28 +455,46 @@ def _sample(
             outcomes[subject] = ("unsupported", refused)
         else:
             limits[subject] = clock.most_calls(counts)
-    while limits:
-        try:
-            sampled = sample_rounds(
-                {subject: subjects[subject] for subject in limits},
-                clock,
-                bench.rule,
-                case.seed,
-                before=bench.flush,
-                most_calls=limits,
-                on_turn=lambda subject: bench.on_step(subject[0], "time"),
-            )
-        except SubjectError as failure:
-            # The rest are sampled anew without it, so that their rounds stay complete.
-            subject = next(s for s in limits if s == failure.subject)
-            del limits[subject]
-            cause = failure.__cause__ or failure
-            _refuse_lost_device(cause, bench)
-            status: Status = "unsupported" if isinstance(cause, ClockError) else "failed"
-            outcomes[subject] = (status, one_line(cause))
-        else:
-            return {**outcomes, **sampled}
-    return outcomes
+    calls = {subject: subjects[subject] for subject in limits}
+    if not calls:
+        return outcomes
+    sampler = bench.sampler or _sample_here
+    return outcomes | sampler(clock, calls, limits, case, bench)
+
+
+def _sample_here(
+    clock: Clock,
+    calls: Mapping[Subject, Call],
+    limits: Mapping[Subject, int | None],
+    case: Case,
+    bench: Bench,
+) -> dict[Subject, Outcome]:
+    failed: dict[Subject, Outcome] = {}
+
+    def fail(subject: Subject, cause: BaseException) -> None:
+        failed[subject] = why_not_sampled(cause, bench)
+
+    sampled = sample_those_that_work(
+        calls,
+        clock,
+        bench.rule,
+        case.seed,
+        fail,
+        before=bench.flush,
+        most_calls=limits,
+        on_turn=lambda subject: bench.on_step(subject[0], "time"),
+    )
+    return failed | sampled
+
+
+def why_not_sampled(cause: BaseException, bench: Bench) -> tuple[Status, str]:
+    """The status and reason of a subject that raised while it was sampled.
+
+    Raises:
+        DeviceLostError: The device no longer works.
+    """
+    _refuse_lost_device(cause, bench)
+    return "unsupported" if isinstance(cause, ClockError) else "failed", one_line(cause)
 
 
 def _row(

@@ -1,15 +1,15 @@
 """A case's rows, whatever its strategies do to the process that measures them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
-
-import torch
 
 from kvbench.cases import Case
 from kvbench.results import Result, Status
 from kvbench.strategies.base import Strategy
+from kvbench.strategies.registry import file_of
 from kvbench.sweep.bench import Machine, Settings
-from kvbench.sweep.measure import repro
+from kvbench.sweep.measure import repro_of
 from kvbench.sweep.worker import WorkerEnded
 
 
@@ -58,19 +58,24 @@ def survive(
             return rows + (measurer.measure(case, left) if left else [])
         except WorkerEnded as end:
             blamed = left if end.index is None else [strategies[end.index]]
-            rows += [lost(case, each, settings, end.status, str(end)) for each in blamed]
+            rows += [
+                lost(case, each.name, file_of(each), settings, end.status, str(end))
+                for each in blamed
+            ]
             left = [strategy for strategy in left if strategy not in blamed]
 
 
-def lost(case: Case, strategy: Strategy, settings: Settings, status: Status, reason: str) -> Result:
-    """The row of a strategy whose process ended."""
+def lost(
+    case: Case, strategy: str, file: Path | None, settings: Settings, status: Status, reason: str
+) -> Result:
+    """The row of a strategy, of a file or built in, whose process ended."""
     return Result(
         case=case,
-        strategy=strategy.name,
+        strategy=strategy,
         phase="run",
         clock="wall",
         cache=settings.cache,
         status=status,
         reason=reason,
-        repro=repro(case, strategy, torch.device(settings.device), settings.options()),
+        repro=repro_of(case, strategy, file, settings.device, settings.options()),
     )

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, TypeVar
 
 from kvbench.analysis.statistics import Estimate, median_interval
+from kvbench.results import StoppedBy
 from kvbench.timing.clocks import Clock
 
 K = TypeVar("K", bound=Hashable)
@@ -45,7 +46,7 @@ class Sampling:
     samples_s: tuple[float, ...]
     calls_per_sample: int
     estimate: Estimate
-    stopped_by: Literal["precision", "time", "rounds"]
+    stopped_by: StoppedBy
 
 
 class SubjectError(Exception):
@@ -96,6 +97,37 @@ def equal_calls(found: Mapping[K, tuple[float, int]]) -> dict[K, int]:
     return calls
 
 
+def sample_those_that_work(
+    subjects: Mapping[K, Callable[[], object]],
+    clock: Clock,
+    rule: StoppingRule,
+    seed: int,
+    on_failure: Callable[[K, BaseException], object],
+    **options: Any,  # noqa: ANN401 - sample_rounds' own
+) -> dict[K, Sampling]:
+    """Sample all subjects but those that raise, which are told of.
+
+    The rest are then sampled anew, so that their rounds stay complete.
+
+    Args:
+        subjects: As for `sample_rounds`.
+        clock: As there.
+        rule: As there.
+        seed: As there.
+        on_failure: Called with a subject and what it raised.
+        **options: As there.
+    """
+    left = dict(subjects)
+    while left:
+        try:
+            return sample_rounds(left, clock, rule, seed, **options)
+        except SubjectError as failure:
+            subject = next(name for name in left if name == failure.subject)
+            del left[subject]
+            on_failure(subject, failure.__cause__ or failure)
+    return {}
+
+
 def sample_rounds(
     subjects: Mapping[K, Callable[[], object]],
     clock: Clock,
@@ -104,6 +136,7 @@ def sample_rounds(
     *,
     before: Callable[[], object] | None = None,
     most_calls: Mapping[K, int | None] | None = None,
+    calls: Mapping[K, int] | None = None,
     on_turn: Callable[[K], object] = lambda _: None,
 ) -> dict[K, Sampling]:
     """Sample every subject once a round, in a random order, until the rule ends it.
@@ -116,6 +149,7 @@ def sample_rounds(
         before: Called before each sample, outside its time, as a flush of the cache; samples then
             have one call, since a second would find what the first left.
         most_calls: By subject, the most calls of a sample.
+        calls: By subject, the calls of a sample where they are known; found for the others.
         on_turn: Called before each sample, outside its time, with the subject whose turn it is.
 
     Raises:
@@ -131,13 +165,7 @@ def sample_rounds(
     gc.disable()  # a collection in a sample is the harness's time, not the subject's
     try:
         most = {name: 1 if before else limits.get(name) for name in subjects}
-        found = {}
-        for name, call in subjects.items():
-            on_turn(name)
-            with _blaming(name):
-                own = calls_for(clock, call, rule.sample_seconds, most[name])
-                found[name] = (clock.sample(call, own), own)
-        calls = {name: min(k, most[name] or k) for name, k in equal_calls(found).items()}
+        counts = _find_calls(subjects, clock, rule.sample_seconds, most, calls or {}, on_turn)
         deadline = time.perf_counter() + rule.cell_seconds * len(order)
         rounds, next_look = 0, rule.min_rounds
         while True:
@@ -147,7 +175,7 @@ def sample_rounds(
                     before()
                 on_turn(name)
                 with _blaming(name):
-                    samples[name].append(clock.sample(subjects[name], calls[name]))
+                    samples[name].append(clock.sample(subjects[name], counts[name]))
             rounds += 1
             if rounds < rule.min_rounds:
                 continue
@@ -160,9 +188,29 @@ def sample_rounds(
         if collecting:
             gc.enable()
     return {
-        name: Sampling(tuple(samples[name]), calls[name], median_interval(samples[name]), ended)
+        name: Sampling(tuple(samples[name]), counts[name], median_interval(samples[name]), ended)
         for name in subjects
     }
+
+
+def _find_calls(
+    subjects: Mapping[K, Callable[[], object]],
+    clock: Clock,
+    sample_seconds: float,
+    most: Mapping[K, int | None],
+    known: Mapping[K, int],
+    on_turn: Callable[[K], object],
+) -> dict[K, int]:
+    """The calls of each subject's samples. Finding them, or a sample of known ones, warms it up."""
+    found: dict[K, tuple[float, int]] = {}
+    for name, call in subjects.items():
+        on_turn(name)
+        with _blaming(name):
+            own = known.get(name) or calls_for(clock, call, sample_seconds, most[name])
+            found[name] = (clock.sample(call, own), own)
+    equal = equal_calls({name: each for name, each in found.items() if name not in known})
+    counts = {name: min(k, most[name] or k) for name, k in equal.items()}
+    return counts | {name: known[name] for name in found if name in known}
 
 
 @contextmanager
@@ -179,7 +227,7 @@ def _ended(
     next_look: int,
     deadline: float,
     rule: StoppingRule,
-) -> Literal["precision", "time", "rounds"] | None:
+) -> StoppedBy | None:
     # The bootstrap costs more than a round: look at rounds that grow apart.
     if rounds == next_look and all(
         median_interval(s, resamples=_RESAMPLES_WHILE_SAMPLING).relative_half_width

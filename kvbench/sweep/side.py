@@ -1,0 +1,172 @@
+"""One side of `kvbench ab`: a process that measures as it is told, sample by sample.
+
+It is started as `python -m kvbench.sweep.side` with the tree that is to be measured first in its
+path, and hears and answers `messages` on its standard streams.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kvbench.analysis.statistics import median_interval
+from kvbench.cases import Case
+from kvbench.errors import InputError, KvbenchError
+from kvbench.strategies import registry
+from kvbench.strategies.base import Strategy
+from kvbench.sweep import messages
+from kvbench.sweep.bench import examine, set_up
+from kvbench.sweep.measure import (
+    Bench,
+    Call,
+    DeviceLostError,
+    Outcome,
+    Subject,
+    measure_case,
+    one_line,
+    why_not_sampled,
+)
+from kvbench.timing.clocks import Clock
+from kvbench.timing.rounds import Sampling
+
+_GIVEN_UP: Outcome = ("failed", "its samples were given up")
+"""Nobody reads it: of a case that is begun anew since the other side's process ended."""
+
+
+class Lead:
+    """Who tells this process what to do.
+
+    Args:
+        hears: What the lead says.
+        says: What the lead hears.
+    """
+
+    def __init__(self, hears: BinaryIO, says: BinaryIO) -> None:
+        self._hears, self._says = hears, says
+
+    def hear(self) -> Any:  # noqa: ANN401 - a message
+        """The next message.
+
+        Raises:
+            EOFError: The lead is gone, or done.
+        """
+        line = self._hears.readline()
+        if not line:
+            raise EOFError
+        return messages.decode_to_side(line)
+
+    def say(self, message: messages.FromSide) -> None:
+        """Answer."""
+        self._says.write(messages.encode(message) + b"\n")
+        self._says.flush()
+
+    def sample(
+        self,
+        clock: Clock,
+        calls: Mapping[Subject, Call],
+        limits: Mapping[Subject, int | None],
+        case: Case,  # noqa: ARG002 - a Sampler's
+        bench: Bench,
+    ) -> dict[Subject, Outcome]:
+        """Take samples as the lead asks for them: a `measure.Sampler`."""
+        subjects = list(calls)
+        # Of a flushed cache a second call would find what the first left.
+        most = {subject: 1 if bench.flush else limits[subject] for subject in subjects}
+        self.say(
+            messages.Sampling(
+                clock=clock.name,
+                least_calls=clock.least_calls,
+                subjects=tuple((s.name, phase, most[s, phase]) for s, phase in subjects),
+            )
+        )
+        failed: dict[Subject, Outcome] = {}
+        while isinstance(asked := self.hear(), messages.Sample):
+            subject = subjects[asked.subject]
+            try:
+                if bench.flush is not None:
+                    bench.flush()
+                else:
+                    calls[subject]()  # the other side has used the caches since
+                seconds = clock.sample(calls[subject], asked.calls)
+            except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
+                status, reason = why_not_sampled(error, bench)
+                failed[subject] = status, reason
+                self.say(messages.Failed(status=status, reason=reason))
+            else:
+                self.say(messages.Took(seconds=seconds))
+        return {
+            subject: failed.get(subject, _GIVEN_UP) if outcome is None else _sampling(outcome)
+            for subject, outcome in zip(subjects, asked.outcomes, strict=True)
+        }
+
+
+def _sampling(samples: messages.Samples) -> Sampling:
+    times = samples.samples_s
+    return Sampling(times, samples.calls_per_sample, median_interval(times), samples.stopped_by)
+
+
+def serve(lead: Lead) -> None:
+    """Measure until the lead is gone."""
+    asked = lead.hear()
+    if asked.protocol != messages.PROTOCOL:
+        raise KvbenchError(
+            f"this kvbench speaks version {messages.PROTOCOL} of the protocol of `kvbench ab`; "
+            f"expected {asked.protocol}"
+        )
+    registry.load_builtin()
+    for file in asked.files:
+        registry.load_file(Path(file))
+    strategies, unmatched = _select(asked.patterns)
+    machine = asked.machine or examine(asked.settings)
+
+    def on_step(strategy: Strategy | None, step: str) -> None:
+        lead.say(messages.Step(strategy=None if strategy is None else strategy.name, step=step))
+
+    bench = set_up(asked.settings, machine, on_step, lead.sample)
+    lead.say(messages.Ready(machine=machine, strategies=tuple(strategies), unmatched=unmatched))
+    while True:
+        asked = lead.hear()
+        rows = measure_case(asked.case, [strategies[name] for name in asked.strategies], bench)
+        lead.say(messages.Rows(rows=tuple(rows)))
+
+
+def _select(patterns: tuple[str, ...]) -> tuple[dict[str, Strategy], dict[str, str]]:
+    """The strategies by name that patterns name, and the patterns that name none here.
+
+    A strategy that one side alone has is no mistake: it is new, or it is gone.
+    """
+    found: dict[str, Strategy] = {}
+    unmatched = {}
+    for pattern in patterns:
+        try:
+            registry.select([pattern])
+        except InputError as error:
+            unmatched[pattern] = str(error)
+    known = [pattern for pattern in patterns if pattern not in unmatched]
+    if known or not patterns:
+        found = {strategy.name: strategy for strategy in registry.select(known)}
+    return found, unmatched
+
+
+def main() -> None:
+    """Serve on the standard streams, of which strategies see nothing."""
+    hears, says = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What a strategy prints would be taken for an answer, and what it reads for a request.
+    os.dup2(2, 1)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    lead = Lead(hears, says)
+    try:
+        serve(lead)
+    except (EOFError, BrokenPipeError):
+        sys.exit()  # the lead is done
+    except Exception as error:
+        lost = isinstance(error, DeviceLostError)
+        said = str(error) if isinstance(error, KvbenchError) else one_line(error)
+        lead.say(messages.Refused(error=said, lost_device=lost))
+        raise
+
+
+if __name__ == "__main__":
+    main()

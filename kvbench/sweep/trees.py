@@ -1,0 +1,122 @@
+"""The code that a side of `kvbench ab` measures: a revision, a folder, or an interpreter.
+
+A revision is unpacked into a folder of its own, as `git archive` gives it: no checkout is touched.
+"""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.errors import InputError
+
+_GIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Where a side's code is, and what runs it."""
+
+    name: str
+    """As the user named it."""
+    python: Path
+    """The interpreter."""
+    folder: Path
+    """Where its process runs; strategy files are looked for there first."""
+    commit: str | None
+    """The revision's; None of a folder or an interpreter."""
+
+    def environment(self) -> dict[str, str]:
+        """The environment of its process: modules are looked for in the folder first.
+
+        An interpreter of another environment has what is installed there, and nothing of the
+        current folder's.
+        """
+        found = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        if self.python != Path(sys.executable):
+            return found | {"PYTHONSAFEPATH": "1"}
+        others = os.environ.get("PYTHONPATH")
+        return found | {
+            "PYTHONPATH": os.pathsep.join([str(self.folder), *([others] if others else [])])
+        }
+
+    def file(self, path: Path) -> Path:
+        """A file of the user's: the tree's own where it has it, else the one that is there."""
+        inside = self.folder / path
+        return inside if not path.is_absolute() and inside.is_file() else path.absolute()
+
+
+@contextmanager
+def tree(name: str) -> Iterator[Tree]:
+    """The code that a user named, for as long as it is needed.
+
+    Args:
+        name: A folder, a Python interpreter, or a revision of the repository that the current
+            folder is in. What has a separator in it and exists is no revision; "." is the working
+            tree.
+
+    Raises:
+        InputError: It is none of these.
+    """
+    path = Path(name)
+    here = Path(sys.executable)
+    as_path = path.exists() and (os.sep in name or name in {os.curdir, os.pardir})
+    commit = None if as_path else _commit(name)
+    if commit is not None:
+        folder = Path(tempfile.mkdtemp(prefix="kvbench-ab-"))
+        try:
+            _unpack(commit, folder)
+            yield Tree(name, here, folder, commit)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    elif path.is_dir():
+        yield Tree(name, here, path.resolve(), None)
+    elif path.is_file() and os.access(path, os.X_OK):
+        # Not resolved: the interpreter of an environment is a link to another's.
+        yield Tree(name, path.absolute(), Path.cwd(), None)
+    else:
+        raise InputError(
+            f"{name!r}: expected a revision of the repository in the current folder, the folder "
+            "of a tree, or a Python interpreter"
+        )
+
+
+def _commit(revision: str) -> str | None:
+    found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    return found.decode().strip() if found else None
+
+
+def _unpack(commit: str, folder: Path) -> None:
+    # From the repository's top: archive gives the current folder's part alone otherwise.
+    top = _git("rev-parse", "--show-toplevel")
+    packed = _git("archive", "--format=tar", commit, where=top.decode().strip() if top else None)
+    if packed is None:
+        raise InputError(f"revision {commit}: git can't unpack it; expected a whole repository")
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def _git(*arguments: str, where: str | None = None) -> bytes | None:
+    """What git prints; None if it fails.
+
+    Raises:
+        InputError: There is no git.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell, and a revision can't be taken for an option
+            ["git", *arguments],  # noqa: S607 - whichever git the user has
+            cwd=where,
+            capture_output=True,
+            check=False,
+            timeout=_GIT_S,
+        )
+    except FileNotFoundError as error:
+        raise InputError("no git on this machine; expected it for a revision") from error
+    return done.stdout if done.returncode == 0 else None
