@@ -28,6 +28,7 @@ from kvbench.sweep.measure import (
     why_not_sampled,
 )
 from kvbench.timing.clocks import Clock
+from kvbench.timing.idle import wait_until_idle
 from kvbench.timing.rounds import Sampling
 
 _GIVEN_UP: Outcome = ("failed", "its samples were given up")
@@ -89,6 +90,7 @@ class Lead:
                 else:
                     calls[subject]()  # the other side has used the caches since
                 seconds = clock.sample(calls[subject], asked.calls)
+                wait_until_idle()  # the next sample may be the other side's
             except Exception as error:  # noqa: BLE001 - any failure of a strategy is its row
                 status, reason = why_not_sampled(error, bench)
                 failed[subject] = status, reason
