@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvbench.cases import Case
-from kvbench.errors import InputError
+from kvbench.errors import InputError, KvbenchError
 from kvbench.results import SCHEMA_VERSION, Environment, RunInfo
 from kvbench.store import RunWriter, reserve
 from kvbench.sweep.bench import Machine, Settings
@@ -83,32 +83,50 @@ def run_ab(
         on_case: Called after each case with the number of the pair of processes, from 0.
 
     Raises:
-        InputError: A pattern names no strategy of either tree, or none does any of the cases.
-        KvbenchError: A tree's process can't start.
+        InputError: A pattern names no strategy of either tree, none does any of the cases, or a
+            file of strategies is in neither tree nor folder.
+        KvbenchError: A tree's process can't start. If pairs have measured all cases before, what
+            they found is written.
         StoreError: The folder holds something, or can't be written.
         KeyboardInterrupt: Before one pair of processes had measured all cases.
     """
-    with reserve(folder):
-        pass
+    for each in trees:
+        for file in plan.files:
+            each.file(file)  # a mistake is said before anything is measured
     outcome = Interleaved(plan.settings, plan.rule, {})
     machines: dict[str, Machine] = {}
     done = 0
     why: Literal["complete", "interrupted"] = "complete"
-    try:
-        for number in range(plan.processes):
-            _measure_pair(plan, trees, number, outcome, machines, on_case)
-            done += 1
-    except KeyboardInterrupt:
-        if not done:
+    with reserve(folder):
+        try:
+            for number in range(plan.processes):
+                _measure_pair(plan, trees, number, outcome, machines, on_case)
+                done += 1
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            why = "interrupted"
+        except KvbenchError:
+            if done:
+                _write(plan, trees, folder, outcome, machines)
             raise
-        why = "interrupted"
+        _write(plan, trees, folder, outcome, machines)
+    return Ended((folder / LABELS[0], folder / LABELS[1]), done, why)
+
+
+def _write(
+    plan: AbPlan,
+    trees: Sequence[Tree],
+    folder: Path,
+    outcome: Interleaved,
+    machines: Mapping[str, Machine],
+) -> None:
     together = uuid.uuid4().hex
     for label, tree in zip(LABELS, trees, strict=True):
         info = _info(plan, tree, machines[label], together)
         with RunWriter(folder / label, info) as store:
             for case in plan.cases:
                 store.append(*joined(outcome.rows[label].get(case, [])))
-    return Ended((folder / LABELS[0], folder / LABELS[1]), done, why)
 
 
 def _measure_pair(
