@@ -101,9 +101,13 @@ def test_of_a_revision_all_is_unpacked_from_any_folder_of_the_repository(reposit
 
 @pytest.mark.usefixtures("repository")
 def test_what_was_unpacked_is_gone_after_an_error(unpacked):
-    with pytest.raises(KeyboardInterrupt), tree("HEAD"):
-        assert len(list(unpacked.iterdir())) == 1
-        raise KeyboardInterrupt
+    def interrupt() -> None:
+        with tree("HEAD"):
+            assert len(list(unpacked.iterdir())) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
 
 
 @pytest.mark.usefixtures("repository")
@@ -200,7 +204,7 @@ def test_an_interpreter_has_what_is_installed_and_nothing_of_here(tmp_path, monk
 
 
 @pytest.mark.usefixtures("unpacked")
-def test_a_file_is_the_trees_own_where_it_has_it(repository, monkeypatch):
+def test_a_file_is_the_trees_own_where_it_has_it(repository):
     file = Path("kernels/ours.py")
     (repository / "kernels" / "new.py").write_text("new\n")
     with tree("HEAD") as base, tree(".") as work, tree(sys.executable) as installed:

@@ -298,7 +298,7 @@ class Side:
         end = self._words.seek(0, os.SEEK_END)
         self._words.seek(max(0, end - _LAST_WORDS_BYTES))
         words = self._words.read().decode("utf-8", "replace").strip().splitlines()
-        return words[-1] if words else ""
+        return words[-1].strip() if words else ""
 
     def _lacks_side(self) -> str | None:
         """Of a process that could not start: whether its tree has nothing to start."""
