@@ -121,10 +121,6 @@ class Simulated(Side):
             yield from self._case(asked.case, asked.strategies)
 
     def _case(self, case: Case, strategies: Sequence[str]) -> Iterator[messages.FromSide]:
-        def row(name: str, phase: str = "run", clock: str = "wall", **fields: Any) -> Result:
-            made = result(name, phase=phase, clock=clock, **fields)
-            return dataclasses.replace(made, case=case)
-
         rows, subjects = [], []
         self.world.fate(self.label, case, "", "build")
         for name in strategies:
@@ -132,7 +128,7 @@ class Simulated(Side):
             try:
                 self.world.fate(self.label, case, name, CHECK)
             except ValueError as error:
-                rows.append(row(name, status="failed", reason=str(error)))
+                rows.append(_row(case, name, status="failed", reason=str(error)))
             else:
                 subjects += [(name, phase) for phase in TIMED]
         for name in dict.fromkeys(name for name, _ in subjects):
@@ -144,18 +140,9 @@ class Simulated(Side):
         for name in dict.fromkeys(name for name, _ in subjects):
             yield messages.Step(strategy=name, step=AFTER)
             self.world.fate(self.label, case, name, AFTER)
-        yield messages.Step(strategy=None, step="done")
-        for (clock, name, phase), outcome in outcomes.items():
-            fields = {"status": "failed", "reason": outcome} if isinstance(outcome, str) else {}
-            made = row(name, phase, clock, **fields)
-            if not fields:
-                timed = measurement(
-                    outcome.samples_s,
-                    calls_per_sample=outcome.calls_per_sample,
-                    stopped_by=outcome.stopped_by,
-                )
-                made = dataclasses.replace(made, measurement=timed)
-            rows.append(made)
+        if subjects:
+            yield messages.Step(strategy=None, step="done")
+        rows += [_outcome(case, *subject, outcome) for subject, outcome in outcomes.items()]
         yield messages.Rows(rows=tuple(rows))
 
     def _sample(
@@ -178,6 +165,23 @@ class Simulated(Side):
         assert isinstance(asked, messages.Sampled), asked
         for subject, samples in zip(subjects, asked.outcomes, strict=True):
             outcomes[(clock, *subject)] = samples or failed.get(subject, "given up")
+
+
+def _row(case: Case, name: str, phase: str = "run", clock: str = "wall", **fields: Any) -> Result:
+    return dataclasses.replace(result(name, phase=phase, clock=clock, **fields), case=case)
+
+
+def _outcome(
+    case: Case, clock: str, name: str, phase: str, outcome: messages.Samples | str
+) -> Result:
+    if isinstance(outcome, str):
+        return _row(case, name, phase, clock, status="failed", reason=outcome)
+    timed = measurement(
+        outcome.samples_s,
+        calls_per_sample=outcome.calls_per_sample,
+        stopped_by=outcome.stopped_by,
+    )
+    return dataclasses.replace(_row(case, name, phase, clock), measurement=timed)
 
 
 def ends(label: str, strategy: str, step: str, *, reason: str = "it ended") -> Callable:

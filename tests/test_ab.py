@@ -154,11 +154,11 @@ def test_sides_may_have_different_clocks(outcome, world, clocks):
         [rows] = outcome.rows[label][CASE]
         assert {row.status for row in rows} == {"ok"}
         assert Counter(row.clock for row in rows) == dict.fromkeys(clocks[label], 4)
-    # What both have, they use together.
-    of_wall = [label for label, _, clock, *_ in world.samples if clock == "wall"]
-    if "wall" in clocks["a"]:
-        assert Counter(of_wall[-24:]) != {"a": 24}
-        assert Counter(of_wall[-48:]) == {"a": 24, "b": 24}
+    # What both have, they use together: every round has both sides'.
+    for common in set(clocks["a"]) & set(clocks["b"]):
+        labels = [label for label, _, clock, *_ in world.samples if clock == common]
+        rounds = [Counter(labels[at : at + 8]) for at in range(len(labels) - 48, len(labels), 8)]
+        assert rounds == [{"a": 4, "b": 4}] * 6
 
 
 def test_what_raises_on_one_side_has_its_row_there_and_all_else_goes_on(outcome, world):
@@ -191,9 +191,11 @@ def test_what_fails_its_check_is_not_sampled(outcome, world):
 
 @pytest.mark.parametrize("label", ["a", "b"])
 @pytest.mark.parametrize("step", [CHECK, PREPARE, SAMPLE, AFTER])
-@pytest.mark.parametrize("name", NAMES)
-def test_who_ends_its_process_is_left_out_on_its_side_alone(outcome, world, label, step, name):
-    world.clocks = {"a": ("wall", "device"), "b": ("wall",)}
+@pytest.mark.parametrize("clock", ["wall", "device"])
+def test_who_ends_its_process_is_left_out_on_its_side_alone(outcome, world, label, step, clock):
+    name = "write.one" if step in {CHECK, AFTER} else "write.two"
+    # Where one side has a clock more, the other is not in the same step when it ends.
+    world.clocks = {"a": tuple(dict.fromkeys(("wall", clock))), "b": ("wall",)}
     world.fate = ends(label, name, step)
     sides = world.pair()
     for case in (CASE, OTHER):
@@ -242,6 +244,20 @@ def test_who_ends_its_process_while_the_other_side_gives_up_is_left_out_too(outc
     assert status(outcome, "a") == [{"write.one": "crashed", "write.two": "ok"}]
     assert status(outcome, "b") == [{"write.two": "crashed", "write.one": "ok"}]
     assert world.starts == {"a": 2, "b": 2}
+
+
+def test_whose_turn_it_was_in_a_case_before_does_not_matter(outcome, world):
+    def fate(label: str, case: Case, _: str, step: str) -> None:
+        if (label, case, step) == ("a", CASE, CHECK):
+            raise ValueError("a bit is wrong")
+        if (label, case, step) == ("a", OTHER, "build"):
+            raise EndsError("no room")
+
+    world.fate = fate
+    measure(outcome, world, CASE, OTHER)
+    assert status(outcome, "a") == [dict.fromkeys(NAMES, "failed")]
+    assert status(outcome, "a", OTHER) == [dict.fromkeys(NAMES, "crashed")]
+    assert world.starts == {"a": 2, "b": 1}
 
 
 @pytest.mark.parametrize("label", ["a", "b"])

@@ -192,6 +192,30 @@ def test_who_is_silent_is_ended(tmp_path, monkeypatch):
     assert message.startswith("base: no sign of life for 0 s, the longest that a step may take")
 
 
+STARTS_SLOWLY = "time.sleep(0.3); os.write(1, (HERE / 'said').read_bytes()); time.sleep(60)"
+
+
+@pytest.mark.parametrize(("start_s", "hang_s"), [(20.0, 0.01), (0.01, 20.0)])
+def test_to_start_may_take_longer_than_a_step(tmp_path, monkeypatch, start_s, hang_s):
+    monkeypatch.setattr(sides, "_START_S", start_s)
+    tree = stub(tmp_path, STARTS_SLOWLY, said=messages.encode(ready()) + b"\n")
+    with ending(start(tree, hang_s=hang_s)) as started:
+        assert started.ready() == ready()
+
+
+def test_interrupted_while_it_starts_it_is_ended(tmp_path, monkeypatch):
+    before = psutil.Process().children()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Side, "_say", interrupt)
+    tree = stub(tmp_path, "time.sleep(60)")
+    with pytest.raises(KeyboardInterrupt):
+        start(tree)
+    assert psutil.Process().children() == before
+
+
 @pytest.mark.parametrize(
     ("does", "how"),
     [
