@@ -145,6 +145,11 @@ def test_runs_are_ranked_and_plotted_without_torch(run, command):
     assert ("write.loop" if command == "rank" else "write-speedup.svg") in printed
 
 
+def test_runs_are_compared_without_torch(run):
+    printed = python(blocked("torch", "triton") + COMMAND, "compare", run, run)
+    assert printed.startswith("No regression: ")
+
+
 NO_TRITON = "the package triton is not installed"
 FEW = ("-s", "*.triton", "-s", "*.loop")
 TINY = ("-a", "seq_len=3", "-a", "num_kv_heads=1", "-a", "head_dim=4", "--device", "cpu")
