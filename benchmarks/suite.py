@@ -1,5 +1,6 @@
 """What one session of `pytest benchmarks/` measures, and how pytest-benchmark gets to know it."""
 
+import dataclasses
 import functools
 import math
 from argparse import ArgumentTypeError
@@ -14,6 +15,7 @@ from kvbench.benchmark_json import rows_of
 from kvbench.cases import Case
 from kvbench.presets import PRESETS
 from kvbench.results import Result, RunInfo, Status
+from kvbench.sessions import differences, differing_limits
 from kvbench.strategies import registry
 from kvbench.sweep.checking import check_case
 from kvbench.sweep.measure import repro
@@ -234,3 +236,14 @@ def extra_info(rows: Sequence[Result]) -> dict[str, Any]:
         "repro": row.repro,
         "rows": rows_of(rows),
     }
+
+
+def unlike(saved: RunInfo, info: RunInfo) -> list[str]:
+    """What keeps a session's times from being compared with saved ones, each in words.
+
+    Another commit is none of it: that is what they are compared for.
+    """
+    here = info.environment
+    code = {name: getattr(here, name) for name in ("kvbench", "git_commit", "git_dirty")}
+    found = differences(dataclasses.replace(saved.environment, **code), here, same_device=True)
+    return found + differing_limits(saved, info)

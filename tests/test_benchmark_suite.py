@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from made import result, run_info
+from made import environment, result, run_info
 
 from kvbench.analysis.frame import to_frame
 from kvbench.benchmark_json import builtins_of, info_of, load, rows_of
@@ -25,7 +25,18 @@ from kvbench.strategies.base import Strategy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from suite import CASES, RecordedClock, Suite, cell_id, cells, extra_info, seconds, settle, timed
+from suite import (
+    CASES,
+    RecordedClock,
+    Suite,
+    cell_id,
+    cells,
+    extra_info,
+    seconds,
+    settle,
+    timed,
+    unlike,
+)
 
 ROOT = Path(__file__).parents[1]
 LABEL = "op=index seq_len=1024"
@@ -342,6 +353,16 @@ def test_settings_of_the_run_are_those_of_the_preset(suite):
     assert settings.device == str(torch.device("cpu"))
     assert settings.cell_seconds == PRESETS["regress"].cell_seconds
     assert settings.clocks == ()
+
+
+def test_a_saved_run_of_another_commit_is_like_this_one_and_of_another_torch_is_not():
+    saved = run_info(environment=environment(git_commit="a" * 40, git_dirty=True, kvbench="0.0.9"))
+    assert unlike(saved, run_info()) == []
+    saved = run_info(environment=environment(torch="1.0"), cell_seconds=0.1)
+    assert unlike(saved, run_info()) == [
+        "torch '1.0' (here '2.13.0')",
+        "cell_seconds 0.1 (here 0.05)",
+    ]
 
 
 def made_report(rows=None, other=(), **machine) -> dict:
