@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
+import time
 from argparse import ArgumentTypeError
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -273,6 +275,28 @@ def test_a_strategy_that_is_not_timed_has_one_reason_for_all_of_its_phases(suite
     assert rows[0] == rows[1]
     with pytest.raises(pytest.skip.Exception, match="unsupported: device cpu"):
         timed(rows[0])
+
+
+class Slow(Strategy):
+    name = "write.slow"
+    op = "write"
+    summary = "takes 10 ms a token, and is never timed"
+
+    def untimed(self, device):
+        return f"it is slow on a {device}"
+
+    def run(self, workload, prepared):
+        del prepared
+        time.sleep(0.01 * workload.case.tokens)
+
+
+def test_what_is_never_timed_and_takes_long_is_not_checked(suite, strategies):
+    strategies["write.slow"] = Slow()
+    status, reason = suite.check(("write.slow", "run", "op=write seq_len=1024"))
+    assert status == "over budget"
+    assert re.fullmatch(r"one call would take about .* s \(it is slow on a cpu\)", reason)
+    status, _ = suite.check(("write.slow", "run", "op=write seq_len=1"))
+    assert status == "incorrect"
 
 
 @pytest.mark.parametrize("status", ["incorrect", "failed", "crashed", "hung"])
