@@ -37,6 +37,19 @@ PRESETS: Mapping[str, Preset] = {
             "seq_len=1:64:*8 block_size=16",
         ),
         _preset(
+            "regress",
+            "a few telling cases of every op, those of benchmarks/ (half a minute on two cores)",
+            0.05,
+            # Starting a call is all of its time, some of it, little of it beside the bytes.
+            "op=write,read seq_len=1,128,1024",
+            "op=write seq_len=1 batch=64",
+            "op=attend seq_len=64,1024 num_heads=32 lengths=equal",
+            "op=index seq_len=1 batch=64",
+            "op=index seq_len=1024",
+            "op=step seq_len=64 batch=4 num_heads=8 num_kv_heads=2 head_dim=64 num_layers=2 "
+            "lengths=equal",
+        ),
+        _preset(
             "cpu",
             "all ops on a machine without a GPU (11 minutes on two cores)",
             0.1,

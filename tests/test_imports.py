@@ -90,7 +90,7 @@ from pathlib import Path
 import kvbench.analysis, kvbench.report
 from kvbench.store import load
 
-names = ["cases", "presets", "results", "store", "blocks", "units", "errors"]
+names = ["cases", "presets", "results", "store", "benchmark_json", "blocks", "units", "errors"]
 for package in (kvbench.analysis, kvbench.report):
     names += [m.name.removeprefix("kvbench.")
               for m in pkgutil.iter_modules(package.__path__, package.__name__ + ".")]
