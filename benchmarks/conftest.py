@@ -1,6 +1,5 @@
 """What pytest and pytest-benchmark are told of kvbench: options, the machine, where files go."""
 
-import dataclasses
 import re
 import shlex
 import warnings
@@ -9,26 +8,17 @@ from typing import Any
 
 import pytest
 from pytest_benchmark.logger import PytestBenchmarkWarning
-from suite import PRESET, Suite, seconds
+from suite import PRESET, Suite, seconds, unlike
 
 from kvbench import devices
 from kvbench.benchmark_json import KEY, builtins_of, info_of, rows_of
 from kvbench.environment import fingerprint
 from kvbench.errors import InputError, StoreError
-from kvbench.results import RunInfo
-from kvbench.sessions import differences
 from kvbench.strategies import registry
 
 _SUITE = pytest.StashKey[Suite]()
 _STORAGE = "file://./.benchmarks"
 """Where pytest-benchmark saves to if nobody says where."""
-_FACTS_DIFFER = "Benchmark machine_info is different"
-"""It wants all facts alike, though clock rates and times differ in any two sessions."""
-_WARNINGS = (
-    # What pytest-benchmark has to say is said: as an error it would end the session half-way.
-    f"default::{PytestBenchmarkWarning.__module__}.{PytestBenchmarkWarning.__name__}",
-    f"ignore:{_FACTS_DIFFER}",
-)
 
 registry.load_builtin()
 
@@ -59,11 +49,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for line in _WARNINGS:
-        config.addinivalue_line("filterwarnings", line)
-    # pytest has read its own already for what is configured after this: the saved run is opened.
-    warnings.filterwarnings("default", category=PytestBenchmarkWarning)
-    warnings.filterwarnings("ignore", _FACTS_DIFFER, PytestBenchmarkWarning)
+    # What pytest-benchmark has to say is said: as an error it would end the session half-way.
+    kind = PytestBenchmarkWarning
+    config.addinivalue_line("filterwarnings", f"default::{kind.__module__}.{kind.__name__}")
+    warnings.filterwarnings("default", category=kind)  # pytest has read its own for this already
     if config.getoption("benchmark_cprofile"):
         raise pytest.UsageError(
             "--benchmark-cprofile: pytest-benchmark is given samples here, it makes no calls; "
@@ -113,8 +102,12 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     output_json[KEY] = {"rows": rows_of(config.stash[_SUITE].other_rows())}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_benchmark_compare_machine_info(
-    config: pytest.Config, benchmarksession: Any, compared_benchmark: dict[str, Any]
+    config: pytest.Config,
+    benchmarksession: Any,
+    machine_info: dict[str, Any],
+    compared_benchmark: dict[str, Any],
 ) -> None:
     """Warn of what keeps times from being compared; another commit is what it is done for."""
     try:
@@ -122,16 +115,10 @@ def pytest_benchmark_compare_machine_info(
     except StoreError as error:
         found = [str(error)]
     else:
-        found = _differences(config.stash[_SUITE].info, saved) if saved else ["no rows of kvbench"]
+        found = unlike(saved, config.stash[_SUITE].info) if saved else ["no rows of kvbench"]
     if found:
         text = f"Compared with a saved run that is not like this one: {', '.join(found)}"
         benchmarksession.logger.warning(text)
-
-
-def _differences(info: RunInfo, saved: RunInfo) -> list[str]:
-    here, there = info.environment, saved.environment
-    same_code = {name: getattr(here, name) for name in ("kvbench", "git_commit", "git_dirty")}
-    found = differences(dataclasses.replace(there, **same_code), here, same_device=True)
-    if saved.cell_seconds != info.cell_seconds:
-        found.append(f"cell_seconds {saved.cell_seconds!r} (here {info.cell_seconds!r})")
-    return found
+    # pytest-benchmark wants all facts alike, and clock rates differ in any two sessions; what it
+    # then does fails where the storage is outside of the working directory.
+    compared_benchmark["machine_info"] = machine_info

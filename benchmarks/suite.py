@@ -1,5 +1,6 @@
 """What one session of `pytest benchmarks/` measures, and how pytest-benchmark gets to know it."""
 
+import dataclasses
 import functools
 import math
 from argparse import ArgumentTypeError
@@ -14,10 +15,14 @@ from kvbench.benchmark_json import rows_of
 from kvbench.cases import Case
 from kvbench.presets import PRESETS
 from kvbench.results import Result, RunInfo, Status
+from kvbench.sessions import differences, differing_limits
 from kvbench.strategies import registry
+from kvbench.strategies.base import Strategy
+from kvbench.sweep.budget import estimate
 from kvbench.sweep.checking import check_case
-from kvbench.sweep.measure import repro
+from kvbench.sweep.measure import UNTIMED_SHARE, repro
 from kvbench.sweep.runner import InProcess, Plan, run_info
+from kvbench.units import format_seconds
 
 PRESET = PRESETS["regress"]
 CASES: Mapping[str, Case] = {case.label(): case for case in PRESET.cases()}
@@ -150,11 +155,22 @@ class Suite:
         return [row for row in own if row.phase == phase] or own
 
     def check(self, cell: Cell) -> tuple[Status, str]:
-        """Whether a cell's strategy is right, without timing it: as `check_case`, once a case."""
+        """Whether a cell's strategy is right, without timing it: as `check_case`, once a case.
+
+        What would not be timed in any case, and takes long, is not run here either.
+        """
         name, _, label = cell
         if (name, label) not in self._checked:
-            self._checked[name, label] = check_case(CASES[label], registry.get(name), self.device)
+            self._checked[name, label] = self._check(CASES[label], registry.get(name))
         return self._checked[name, label]
+
+    def _check(self, case: Case, strategy: Strategy) -> tuple[Status, str]:
+        why = strategy.untimed(self.device)
+        if why and strategy.supports(case, self.device) is None:
+            call_s = estimate(strategy, case, self.device).call_s
+            if call_s > UNTIMED_SHARE * CALL_BUDGET_S:
+                return "over budget", f"one call would take about {format_seconds(call_s)} ({why})"
+        return check_case(case, strategy, self.device)
 
     def repro(self, cell: Cell) -> str:
         """The command that checks a cell's strategy again."""
@@ -234,3 +250,14 @@ def extra_info(rows: Sequence[Result]) -> dict[str, Any]:
         "repro": row.repro,
         "rows": rows_of(rows),
     }
+
+
+def unlike(saved: RunInfo, info: RunInfo) -> list[str]:
+    """What keeps a session's times from being compared with saved ones, each in words.
+
+    Another commit is none of it: that is what they are compared for.
+    """
+    here = info.environment
+    code = {name: getattr(here, name) for name in ("kvbench", "git_commit", "git_dirty")}
+    found = differences(dataclasses.replace(saved.environment, **code), here, same_device=True)
+    return found + differing_limits(saved, info)

@@ -23,12 +23,14 @@ registry.load_builtin()
 
 
 @pytest.fixture(autouse=True)
-def strategies(monkeypatch):
+def strategies():
     """The registry's strategies: what a test adds to them, even by asking, is gone after it."""
-    known = dict(registry._STRATEGIES)
-    monkeypatch.setattr(registry, "_STRATEGIES", known)
-    monkeypatch.setattr(registry, "_FILES", dict(registry._FILES))
-    return known
+    # Not by the fixture monkeypatch, which would then undo a test's own changes last of all.
+    with pytest.MonkeyPatch.context() as patch:
+        known = dict(registry._STRATEGIES)
+        patch.setattr(registry, "_STRATEGIES", known)
+        patch.setattr(registry, "_FILES", dict(registry._FILES))
+        yield known
 
 
 @pytest.fixture(scope="session")

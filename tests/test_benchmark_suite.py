@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
+import time
 from argparse import ArgumentTypeError
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from made import result, run_info
+from made import environment, result, run_info
 
 from kvbench.analysis.frame import to_frame
 from kvbench.benchmark_json import builtins_of, info_of, load, rows_of
@@ -25,7 +27,18 @@ from kvbench.strategies.base import Strategy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from suite import CASES, RecordedClock, Suite, cell_id, cells, extra_info, seconds, settle, timed
+from suite import (
+    CASES,
+    RecordedClock,
+    Suite,
+    cell_id,
+    cells,
+    extra_info,
+    seconds,
+    settle,
+    timed,
+    unlike,
+)
 
 ROOT = Path(__file__).parents[1]
 LABEL = "op=index seq_len=1024"
@@ -264,6 +277,28 @@ def test_a_strategy_that_is_not_timed_has_one_reason_for_all_of_its_phases(suite
         timed(rows[0])
 
 
+class Slow(Strategy):
+    name = "write.slow"
+    op = "write"
+    summary = "takes 10 ms a token, and is never timed"
+
+    def untimed(self, device):
+        return f"it is slow on a {device}"
+
+    def run(self, workload, prepared):
+        del prepared
+        time.sleep(0.01 * workload.case.tokens)
+
+
+def test_what_is_never_timed_and_takes_long_is_not_checked(suite, strategies):
+    strategies["write.slow"] = Slow()
+    status, reason = suite.check(("write.slow", "run", "op=write seq_len=1024"))
+    assert status == "over budget"
+    assert re.fullmatch(r"one call would take about .* s \(it is slow on a cpu\)", reason)
+    status, _ = suite.check(("write.slow", "run", "op=write seq_len=1"))
+    assert status == "incorrect"
+
+
 @pytest.mark.parametrize("status", ["incorrect", "failed", "crashed", "hung"])
 def test_a_fault_fails(status):
     with pytest.raises(pytest.fail.Exception, match=f"{status}: why\n  command"):
@@ -342,6 +377,16 @@ def test_settings_of_the_run_are_those_of_the_preset(suite):
     assert settings.device == str(torch.device("cpu"))
     assert settings.cell_seconds == PRESETS["regress"].cell_seconds
     assert settings.clocks == ()
+
+
+def test_a_saved_run_of_another_commit_is_like_this_one_and_of_another_torch_is_not():
+    saved = run_info(environment=environment(git_commit="a" * 40, git_dirty=True, kvbench="0.0.9"))
+    assert unlike(saved, run_info()) == []
+    saved = run_info(environment=environment(torch="1.0"), cell_seconds=0.1)
+    assert unlike(saved, run_info()) == [
+        "torch '1.0' (here '2.13.0')",
+        "cell_seconds 0.1 (here 0.05)",
+    ]
 
 
 def made_report(rows=None, other=(), **machine) -> dict:
