@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -431,21 +430,19 @@ def test_two_trees_are_measured_and_compared(kvbench_, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_an_ab_and_leaves_no_process(tmp_path):
-    log = (tmp_path / "log").open("w+")
+    log = tmp_path / "log"
     many = ("-s", "write.*", "-a", "seq_len=1:2000:+1", "-a", "op=write", "--device", "cpu")
-    lead = subprocess.Popen(
-        command("ab", ".", ".", *many, "-o", tmp_path / "ab"), stderr=log, stdout=log, cwd=ROOT
-    )
-    deadline = time.monotonic() + 120
-    sides: list[psutil.Process] = []
-    while len(sides) < 2 and time.monotonic() < deadline:
-        time.sleep(0.5)
-        sides = psutil.Process(lead.pid).children(recursive=True)
+    words = command("ab", ".", ".", *many, "-o", tmp_path / "ab")
+    with log.open("w") as into, subprocess.Popen(words, stderr=into, stdout=into, cwd=ROOT) as lead:
+        deadline = time.monotonic() + 120
+        sides: list[psutil.Process] = []
+        while len(sides) < 2 and time.monotonic() < deadline:
+            time.sleep(0.5)
+            sides = psutil.Process(lead.pid).children(recursive=True)
+        time.sleep(10)  # in the middle of it
+        lead.send_signal(signal.SIGINT)
+        assert lead.wait(60) == 130
     assert len(sides) == 2
-    time.sleep(10)  # in the middle of it
-    os.kill(lead.pid, signal.SIGINT)
-    assert lead.wait(60) == 130
     _, alive = psutil.wait_procs(sides, timeout=10)
     assert alive == []
-    log.seek(0)
-    assert "interrupted before a pair of processes had measured everything" in log.read()
+    assert "interrupted before a pair of processes had measured everything" in log.read_text()
