@@ -31,6 +31,9 @@ FLOOR_SHARE = 0.25
 _FEW_CELLS = 8
 NOISE_OF_FEW = 0.05
 """Of runs that have too few cells in common to see from them how much runs differ."""
+_LEAST_ERROR = 1e-6
+"""Of a cell's ratio: a part in a million is less than any clock tells apart. A run compared with
+itself has no scatter at all, by which nothing could be divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +188,8 @@ def _cells(rows: Iterable[Result], rules: Rules, names: Mapping[str, str]) -> di
     return {
         Cell(row.case, names.get(row.strategy, row.strategy), row.phase, row.clock, row.cache): row
         for row in rows
-        if not rules.clocks or row.clock in rules.clocks
+        # A strategy that failed has a row of the first clock alone, whatever was asked for.
+        if not rules.clocks or row.clock in rules.clocks or row.measurement is None
     }
 
 
@@ -260,7 +264,8 @@ def _errors(timings: Sequence[_Timing], control: float) -> tuple[Array, Array, f
     if len(logs) >= _FEW_CELLS:
         noise = float(stats.median_abs_deviation(logs, scale="normal"))
     noise = float(np.hypot(noise, control))
-    return np.hypot(inner, noise), np.full(len(logs), max(len(logs) - 1.0, 3.0)), noise
+    errors = np.maximum(np.hypot(inner, noise), _LEAST_ERROR)
+    return errors, np.full(len(logs), max(len(logs) - 1.0, 3.0)), noise
 
 
 def _judge(
@@ -343,7 +348,7 @@ def _summarise(
     errors, df, _ = _errors(means, 0.0)
     if max(len(mean.logs) for mean in means) == 1:
         # The noise is in the errors already, and is no more to be seen from so few.
-        errors = np.array([mean.error for mean in means])
+        errors = np.maximum([mean.error for mean in means], _LEAST_ERROR)
     logs = np.array([mean.logs.mean() for mean in means])
     p_values = _adjusted(logs / errors, df)
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, df) * errors
