@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -446,3 +447,73 @@ def test_ctrl_c_ends_an_ab_and_leaves_no_process(tmp_path):
     _, alive = psutil.wait_procs(sides, timeout=10)
     assert alive == []
     assert "interrupted before a pair of processes had measured everything" in log.read_text()
+
+
+LARGE = ("--least-effect", "0.5")
+"""Whatever else goes on on this machine, sleeping is no slower than that."""
+
+MINE = """
+import time
+
+import torch
+
+from kvbench.strategies.base import Strategy
+from kvbench.strategies.registry import register
+
+
+@register
+class Mine(Strategy):
+    name = "index.NAME"
+    op = "index"
+    summary = "waits"
+
+    def run(self, workload, prepared):
+        time.sleep(SECONDS)
+        return torch.from_numpy(workload.slot_mapping())
+"""
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    """A repository whose revisions have a strategy that is fast, slow, renamed, or wrong."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    versions = {
+        "fast": MINE.replace("NAME", "mine").replace("SECONDS", "0.0005"),
+        "slow": MINE.replace("NAME", "mine").replace("SECONDS", "0.002"),
+        "renamed": MINE.replace("NAME", "ours").replace("SECONDS", "0.0005"),
+        "wrong": MINE.replace("NAME", "mine").replace("mapping())", "mapping() + 1)"),
+    }
+    git = ("git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(folder))
+    subprocess.run([*git, "init", "-q"], check=True)
+    for tag, text in versions.items():
+        (folder / "mine.py").write_text(text.replace("SECONDS", "0.0005"))
+        subprocess.run([*git, "add", "-A"], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", tag], check=True)
+        subprocess.run([*git, "tag", tag], check=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("new", "options", "code", "words"),
+    [
+        ("slow", (), 1, "SLOWER: 1 strategy, 2 cells of 2"),
+        ("wrong", (), 1, "LOST: 2 cells (2 incorrect)"),
+        ("renamed", ("-s", "index.loop"), 1, "LOST: 2 cells (2 missing)"),
+        ("renamed", ("--rename", "index.mine=index.ours", *LARGE), 0, "No regression: "),
+    ],
+)
+def test_revisions_of_a_strategy_are_told_apart(repository, tmp_path, new, options, code, words):
+    sweep = ("--load", "mine.py", "-s", "index.[mo]*", "-a", "op=index")
+    sweep += ("-a", "seq_len=4,8", "--device", "cpu", "--processes", "3", "-o", tmp_path / "ab")
+    done = subprocess.run(
+        command("ab", "fast", new, *sweep, *options),
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, ""), done.stdout
+    assert words in done.stdout

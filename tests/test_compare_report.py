@@ -103,6 +103,36 @@ def test_what_was_refused_and_now_fails_stops_a_gate():
     assert [each.status for each in compared(before, after).gate.broken] == ["crashed"]
 
 
+def test_what_fails_by_one_clock_alone_stops_a_gate_that_looks_at_it():
+    def rows(status):
+        graph = failed(dataclasses.replace(ROWS[0], clock="graph"), status)
+        return [*ROWS, graph]
+
+    def broken(*clocks):
+        found = compared(rows("unsupported"), rows("failed"), Rules(clocks=clocks))
+        return [each.cell.clock for each in found.gate.broken]
+
+    assert broken() == broken("wall", "graph") == ["graph"]
+    assert broken("wall") == []
+
+
+def test_a_failure_is_known_as_one_by_whichever_clock_is_compared():
+    """A strategy that failed has one row, of the first clock."""
+    base = [dataclasses.replace(row, clock=clock) for row in ROWS for clock in ("wall", "device")]
+    new = [
+        row if row.strategy != "write.loop" else failed(row)
+        for row in base
+        if row.strategy != "write.loop" or row.clock == "wall"
+    ]
+    found = compared(base, new, Rules(clocks=("device",)), allow_lost=True)
+    assert report.conclusion(found.gate) == "LOST: 3 cells (3 failed)"
+
+
+def test_a_run_without_any_scatter_is_like_itself():
+    still = [dataclasses.replace(row, measurement=measurement([1e-5] * 5)) for row in ROWS]
+    assert concluded(still, still) == "No regression: 12 SAME of 12 cells"
+
+
 def test_nothing_is_compared_where_no_cell_is_in_both():
     assert nothing_compared(compared(ROWS, sweep_rows(SEQ_LENS, op="read")).gate)
     assert nothing_compared(compared([], ROWS).gate)

@@ -1,7 +1,8 @@
 """What a comparison means for a gate: what broke or was renamed, and whether to stop."""
 
+import dataclasses
 import difflib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.analysis.comparison import Cell, Change, Comparison, Rules
@@ -54,18 +55,26 @@ def gate(
         new: Rows of the new run.
         allow_lost: Whether cells may be lost.
     """
-    names = dict(comparison.rules.renamed)
-    known = {
-        (row.case, names.get(row.strategy, row.strategy))
-        for row in base
-        if row.status in BROKEN or row.status == "ok"
-    }
-    broken = tuple(
-        Change(_cell(row), row.status, row.reason or "")
-        for row in new
-        if row.status in BROKEN and (row.case, row.strategy) not in known
-    )
-    return Gate(comparison=comparison, broken=broken, allow_lost=allow_lost)
+    rules = comparison.rules
+    names = dict(rules.renamed)
+    before = [dataclasses.replace(row, strategy=_renamed(row, names)) for row in base]
+    timed = {_cell(row) for row in before if row.status == "ok"}  # these are lost, if they are
+    broken = {(row.case, row.strategy) for row in before if row.status in BROKEN}
+    rows = list(new)
+    works = {(row.case, row.strategy) for row in rows if row.status == "ok"}
+    found = []
+    for row in rows:
+        key = (row.case, row.strategy)
+        # What fails by one clock alone is of no concern if that isn't compared.
+        other_clock = rules.clocks and row.clock not in rules.clocks and key in works
+        new_fault = row.status in BROKEN and key not in broken and _cell(row) not in timed
+        if new_fault and not other_clock:
+            found.append(Change(_cell(row), row.status, row.reason or ""))
+    return Gate(comparison=comparison, broken=tuple(found), allow_lost=allow_lost)
+
+
+def _renamed(row: Result, names: Mapping[str, str]) -> str:
+    return names.get(row.strategy, row.strategy)
 
 
 def _cell(row: Result) -> Cell:
