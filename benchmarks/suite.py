@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvbench import devices
 from kvbench.benchmark_json import rows_of
 from kvbench.cases import Case
 from kvbench.presets import PRESETS
@@ -24,7 +25,7 @@ from kvbench.sweep.measure import UNTIMED_SHARE, repro
 from kvbench.sweep.runner import InProcess, Plan, run_info
 from kvbench.units import format_seconds
 
-PRESET = PRESETS["regress"]
+PRESET = PRESETS["regress" if devices.resolve("auto").type == "cpu" else "regress-gpu"]
 CASES: Mapping[str, Case] = {case.label(): case for case in PRESET.cases()}
 """The cases by what they are called."""
 CALL_BUDGET_S = 1.0

@@ -1,5 +1,7 @@
 """Did it get slower? A test per strategy, case and phase of the preset "regress".
 
+On a GPU it is "regress-gpu", which has larger cases, too.
+
 `make bench-regress` runs them. kvbench's clocks do the measuring, as in `kvbench run --preset
 regress`: the selected strategies of a case are proved correct, timed in interleaved rounds, and
 checked again, in this process. Each test then hands its samples, seconds per call by the wall
