@@ -1,7 +1,7 @@
 """The command line.
 
 A user's mistake is one line on standard error and exit code 2. Exit code 1 means that kvbench did
-what was asked and a strategy was wrong, or failed.
+what was asked and a strategy was wrong, or failed, or got slower.
 """
 
 import shlex

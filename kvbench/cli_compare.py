@@ -55,8 +55,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _A, _B = "a", "b"
 """The folders that `kvbench ab` makes."""
 _STDOUT = Path("-")
-_OF_AB = "regress"
-"""The preset of `kvbench ab` where neither a preset nor axes are named."""
 
 
 def _judging_options(command: F) -> F:
@@ -323,7 +321,8 @@ def _write(file: Path, text: str) -> None:
 @click.argument("new", metavar="B")
 @sweep_options
 @click.option(
-    "--preset", help=f"A named sweep (see `kvbench list`); by default {_OF_AB}, unless -a is given."
+    "--preset",
+    help="A named sweep (see `kvbench list`); by default regress, on a GPU regress-gpu.",
 )
 @click.option(
     "-o", "--out", "folder", type=click.Path(path_type=Path), help="Folder of both runs; new."
@@ -363,13 +362,12 @@ def ab(
     is the working tree), or the Python interpreter of an environment that has kvbench.
 
     What the machine does meanwhile hits both alike, so that a noisy machine can tell, too. Verdicts
-    and exit codes are those of `kvbench compare`, to which OUT can be given again. After Ctrl-C
-    what several processes have measured by then is judged; before that, the exit code is 130.
+    and exit codes are those of `kvbench compare`, to which OUT can be given again. After Ctrl-C the
+    pairs of processes that are done are judged; before the first is, the exit code is 130.
     """
     asked = _asked(**judging)
     given = given_axes(axes, ops, seed)
     named = get_preset(preset) if preset is not None else None
-    chosen, cases = chosen_sweep(named, given, PRESETS[_OF_AB], by_axes=bool(axes))
     for file in files:
         if not file.is_file():
             raise InputError(f"strategy file {str(file)!r}: expected a Python file")
@@ -380,6 +378,8 @@ def ab(
     from kvbench.sweep.trees import tree
 
     target = devices.resolve(device)
+    suited = PRESETS["regress" if target.type == "cpu" else "regress-gpu"]
+    chosen, cases = chosen_sweep(named, given, suited, by_axes=bool(axes))
     plan = AbPlan(
         cases=_done_by(patterns, cases),
         patterns=patterns,
@@ -387,7 +387,7 @@ def ab(
         settings=Settings(
             device=str(target),
             clocks=tuple(clock.name for clock in select_clocks(target, clock_names)),
-            cell_seconds=cell_seconds or (chosen or PRESETS[_OF_AB]).cell_seconds,
+            cell_seconds=cell_seconds or (chosen or suited).cell_seconds,
             call_budget_s=call_budget_s,
             cache=cache,
         ),
