@@ -127,12 +127,6 @@ class Comparison:
         """The cells that got slower."""
         return tuple(each for each in self.judged if each.verdict == "SLOWER")
 
-    @property
-    def regressed(self) -> bool:
-        """Whether a gate should stop this: a cell or a strategy got slower, or a cell was lost."""
-        summaries = any(each.verdict == "SLOWER" for each in self.summaries)
-        return bool(self.slower or summaries or self.lost)
-
 
 def controls(base: RunInfo, new: RunInfo) -> float:
     """How far two runs' machines differ, by what no strategy has a part in.
@@ -262,10 +256,23 @@ def _errors(timings: Sequence[_Timing], control: float) -> tuple[Array, Array, f
     inner = np.array([timing.error for timing in timings])
     noise = NOISE_OF_FEW
     if len(logs) >= _FEW_CELLS:
-        noise = float(stats.median_abs_deviation(logs, scale="normal"))
+        noise = _scatter(logs)
     noise = float(np.hypot(noise, control))
     errors = np.maximum(np.hypot(inner, noise), _LEAST_ERROR)
     return errors, np.full(len(logs), max(len(logs) - 1.0, 3.0)), noise
+
+
+def _scatter(logs: Array) -> float:
+    """Standard deviation of the half of the cells that lie closest together.
+
+    The scale of least median of squares (Rousseeuw and Leroy, "Robust Regression and Outlier
+    Detection", 1987, with its correction for few values): up to half of the cells may have changed,
+    and by whatever, without a part in it.
+    """
+    ordered = np.sort(logs)
+    half = (len(ordered) + 1) // 2
+    shortest = float(np.min(ordered[half - 1 :] - ordered[: len(ordered) - half + 1]))
+    return 1.4826 * (1 + 5 / (len(ordered) - 1)) * shortest / 2
 
 
 def _judge(
