@@ -185,7 +185,7 @@ def test_that_half_of_the_cells_changed_is_no_noise():
     factors = np.exp(rng.normal(0, 0.02, 40))
     factors[:20] *= np.repeat([2.0, 3.0], 10)
     found = judge(*apart(rng, factors), interleaved=False)
-    assert found.noise == pytest.approx(0.02, rel=0.8)
+    assert found.noise < 0.06  # the range of those that are left
     assert {each.cell.strategy for each in found.slower} == {f"write.s{n}" for n in range(20)}
 
 
