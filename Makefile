@@ -56,7 +56,7 @@ check-exhaustive: $(READY) ## Every strategy in every layout, dtype and kind of 
 	@$(BIN)/kvbench check --exhaustive $(ARGS)
 
 .PHONY: bench-regress
-bench-regress: $(READY) ## The pytest-benchmark suite (ARGS: --benchmark-autosave, --benchmark-compare …)
+bench-regress: $(READY) ## The pytest-benchmark suite (ARGS: --benchmark-save=NAME, --benchmark-compare …)
 	@$(BIN)/pytest benchmarks --benchmark-enable $(ARGS)
 
 .PHONY: check

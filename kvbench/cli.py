@@ -1,89 +1,56 @@
 """The command line.
 
 A user's mistake is one line on standard error and exit code 2. Exit code 1 means that kvbench did
-what was asked and a strategy was wrong, or failed.
+what was asked and a strategy was wrong, or failed, or got slower.
 """
 
-import datetime
-import math
-import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 import kvbench
 from kvbench.axes import AXES, Axes, expand_all, override_all
 from kvbench.cases import DTYPE_BYTES, LAYOUTS, OPS, Case
+from kvbench.cli_compare import ab, compare
+from kvbench.console import (
+    Interrupted,
+    command_line,
+    err,
+    load_run,
+    meter_of,
+    new_folder,
+    out,
+    say,
+    show,
+)
 from kvbench.errors import InputError, KvbenchError, StrategyError
+from kvbench.options import (
+    DEVICE_OPTION,
+    LOAD_OPTION,
+    Finite,
+    chosen_sweep,
+    given_axes,
+    measuring_options,
+    sweep_options,
+)
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
 from kvbench.results import RETRIED, CacheState
-from kvbench.store import PLOTS_FOLDER, Run, has_run, load, reserve
+from kvbench.store import PLOTS_FOLDER, Run, has_run, reserve
 from kvbench.units import format_bytes, format_duration
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for torch
     import pandas as pd
     import torch
 
-    from kvbench.report.tables import Table
     from kvbench.results import Result
     from kvbench.strategies.base import Strategy
     from kvbench.sweep.cluster import Cluster
     from kvbench.sweep.runner import Plan
-
-# In a log or a pipe there is no width to fit; tables then take what they need, within reason.
-_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
-out = Console(highlight=False, emoji=False, width=_WIDTH)
-err = Console(stderr=True, highlight=False, emoji=False)
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_AXIS_HELP = "An axis and its values, as seq_len=1:8192:*2 or block_size=16,32. Repeatable."
-_STRATEGY_HELP = 'A strategy, or a pattern as "write.*". Repeatable; all by default.'
-
-
-class _Finite(click.FloatRange):
-    """A range of numbers; NaN, which compares with none, is outside of it."""
-
-    def convert(
-        self, value: float, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is no finite number", param, ctx)
-        return number
-
-
-_DEVICE_OPTION = click.option(
-    "--device", default="auto", show_default=True, help='"cpu", "cuda", "cuda:1", …'
-)
-_LOAD_OPTION = click.option(
-    "--load",
-    "files",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE.py",
-    help="A Python file that registers strategies of your own. Repeatable.",
-)
-
-
-def _sweep_options(command: F) -> F:
-    for option in (
-        click.option("-a", "--axis", "axes", multiple=True, metavar="NAME=VALUES", help=_AXIS_HELP),
-        click.option("--op", "ops", metavar="NAMES", help="Of these ops alone, as write,read."),
-        click.option(
-            "-s", "--strategy", "patterns", multiple=True, metavar="NAME", help=_STRATEGY_HELP
-        ),
-        _DEVICE_OPTION,
-        _LOAD_OPTION,
-    ):
-        command = option(command)
-    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -93,54 +60,14 @@ def cli() -> None:
 
 
 @cli.command()
-@_sweep_options
+@sweep_options
 @click.option(
     "--preset", help="A named sweep (see `kvbench list`); by default what suits the device."
 )
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Folder of the run; new or empty."
 )
-@click.option(
-    "--cell-seconds",
-    type=_Finite(min=0.001),
-    help="Most seconds of sampling per strategy, case and phase.",
-)
-@click.option(
-    "--call-budget",
-    "call_budget_s",
-    type=_Finite(min=0.001),
-    default=1.0,
-    show_default=True,
-    help="Most seconds that one call may take; slower strategies get a row that says so.",
-)
-@click.option(
-    "--cache",
-    type=click.Choice(get_args(CacheState)),
-    default="hot",
-    show_default=True,
-    help="Caches before each call: hot (same buffers), cold (flushed), rotated (many buffers).",
-)
-@click.option(
-    "--clock",
-    "clock_names",
-    multiple=True,
-    metavar="NAME",
-    help="enqueue, device or graph, beside wall. Repeatable; all that the device has by default.",
-)
-@click.option(
-    "--layers",
-    type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    help="Layers of a step: its cost is prepare + layers x run (of an index, one run).",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Decides data, block order and the order of measuring.",
-)
+@measuring_options
 @click.option(
     "--resume",
     is_flag=True,
@@ -155,18 +82,9 @@ def cli() -> None:
 @click.option(
     "--time-budget",
     "time_budget_s",
-    type=_Finite(min=0),
+    type=Finite(min=0),
     metavar="SECONDS",
     help="Begin no case later than this; --resume measures the rest.",
-)
-@click.option(
-    "--hang-after",
-    "hang_s",
-    type=_Finite(min=1),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="The longest that a step may take before its process is ended.",
 )
 @click.option(
     "--shard",
@@ -218,9 +136,7 @@ def run(
     The sweep is a preset, or the axes given with -a; with both, the axes replace those of the
     preset. With --op alone it is what suits the device, of these ops.
     """
-    overrides = _given(axes, ops)
-    if seed and "seed" not in dict(overrides.values):
-        overrides = overrides.override(Axes((("seed", (seed,)),)))
+    overrides = given_axes(axes, ops, seed)
     named = get_preset(preset) if preset is not None else None
 
     from kvbench import devices
@@ -235,15 +151,13 @@ def run(
 
     def plan_on(target: "torch.device", clocks: tuple[str, ...]) -> Plan:
         suited = PRESETS["cpu" if target.type == "cpu" else "gpu"]
-        chosen = named if named or axes else suited
-        cases = chosen.cases(overrides) if chosen else overrides.expand()
-        overrides.refuse_without_effect(cases)
+        chosen, cases = chosen_sweep(named, overrides, suited, by_axes=bool(axes))
         done = {strategy.op for strategy in strategies}
         plan = Plan(
             cases=shard_of([case for case in cases if case.op in done], seed, *_shard(shard)),
             strategies=strategies,
             device=target,
-            command=_command_line(),
+            command=command_line(),
             preset=chosen.name if chosen else None,
             seed=seed,
             cell_seconds=cell_seconds or (chosen or suited).cell_seconds,
@@ -265,7 +179,7 @@ def run(
 
         with connect(address) as cluster:
             plan = plan_on(cluster.device(device), clock_names)
-            folder = out or _new_folder(plan.device)
+            folder = out or new_folder(plan.device.type)
             runs = _sweep_fleet(plan, cluster, folder, **limits)
     else:
         target = devices.resolve(device)
@@ -273,18 +187,13 @@ def run(
         if dry_run:
             _forecast(plan)
             return
-        folder = out or _new_folder(target)
+        folder = out or new_folder(target.type)
         if not (resume and has_run(folder)):
             reserve(folder, plan.most_rows(plan.cases)).release()
         _say_plan(plan, folder)
         _sweep(plan, folder, isolate=not in_process, mixed=mixed, **limits)
         runs = (folder,)
     _report(runs, layers)
-
-
-def _given(axes: Iterable[str], ops: str | None) -> Axes:
-    """The axes of -a, and that of --op."""
-    return Axes.parse((*axes, *([f"op={ops}"] if ops is not None else [])))
 
 
 def _refuse_beside_ray(address: str | None, **others: bool) -> None:
@@ -295,7 +204,7 @@ def _refuse_beside_ray(address: str | None, **others: bool) -> None:
 
 
 def _say_plan(plan: "Plan", folder: Path) -> None:
-    _say(
+    say(
         f"{len(plan.cases)} cases, {plan.rows()} strategy timings on {plan.device}"
         f"{f', preset {plan.preset}' if plan.preset else ''}, into {folder}"
     )
@@ -317,7 +226,7 @@ def _forecast(plan: "Plan") -> None:
 
     found = forecast(plan)
     out.print(forecast_table(found.cells).rich())
-    _say(
+    say(
         f"{len(plan.cases)} cases, up to {format_bytes(found.largest_bytes)} of memory, sampling "
         f"for {format_duration(found.at_most_s)} at most, checks and set-up apart"
     )
@@ -330,7 +239,7 @@ def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 
 
     started = time.monotonic()
     remaining = Remaining(())
-    with _meter(len(plan.cases)) as meter:
+    with meter_of(len(plan.cases)) as meter:
 
         def on_case(case: Case, _: Sequence["Result"]) -> None:
             left_s = remaining.done(case)
@@ -339,7 +248,7 @@ def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 
         def on_begin(missing: Sequence[Case]) -> None:
             nonlocal remaining
             if len(missing) < len(plan.cases):
-                _say(f"{len(missing)} of {len(plan.cases)} cases to measure")
+                say(f"{len(missing)} of {len(plan.cases)} cases to measure")
             meter.expect(len(missing))
             remaining = Remaining(missing)  # from now: what came before was no case
 
@@ -348,13 +257,13 @@ def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; to go on: {_resume_command(folder)}") from None
     if ended.measured or ended.left:
-        _say(f"Measured in {format_duration(time.monotonic() - started)}.")
+        say(f"Measured in {format_duration(time.monotonic() - started)}.")
     else:
-        _say("nothing is missing from this run")
+        say("nothing is missing from this run")
     if ended.left:
-        _say(f"{ended.left} cases left ({ended.why}); to go on: {_resume_command(folder)}")
+        say(f"{ended.left} cases left ({ended.why}); to go on: {_resume_command(folder)}")
     for note in ended.notes:
-        _say(note)
+        say(note)
 
 
 def _sweep_fleet(
@@ -368,19 +277,19 @@ def _sweep_fleet(
 
     started = time.monotonic()
     _say_plan(plan, folder)
-    with _meter(len(plan.cases)) as meter:
+    with meter_of(len(plan.cases)) as meter:
         told = Told(
             on_begin=meter.expect,
             on_case=lambda case, _: meter.advance(f"{case.op} seq_len={case.seq_len}"),
-            on_note=_say,
+            on_note=say,
         )
         try:
             ended = run_fleet(plan, cluster, folder, told, **options)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; to go on: {_resume_command(folder)}") from None
-    _say(f"{ended.measured} cases measured in {format_duration(time.monotonic() - started)}.")
+    say(f"{ended.measured} cases measured in {format_duration(time.monotonic() - started)}.")
     if ended.left:
-        _say(f"{ended.left} cases left ({ended.why}); to go on: {_resume_command(folder)}")
+        say(f"{ended.left} cases left ({ended.why}); to go on: {_resume_command(folder)}")
     return ended.folders
 
 
@@ -390,12 +299,12 @@ def _report(folders: Iterable[Path], layers: int) -> None:
 
     wrong = False
     for folder in folders:
-        done = _load(folder)
+        done = load_run(folder)
         frame = _frame(done)
         _print_tables(frame, layers, markdown=False)
         _print_first_calls(frame, markdown=False)
         _print_untimed(frame)
-        _say(environment_line(done.info))
+        say(environment_line(done.info))
         _save_plots(done, frame, folder / PLOTS_FOLDER)
         wrong |= _say_wrong(frame)
     if wrong:
@@ -403,7 +312,7 @@ def _report(folders: Iterable[Path], layers: int) -> None:
 
 
 @cli.command()
-@_sweep_options
+@sweep_options
 @click.option(
     "--exhaustive",
     is_flag=True,
@@ -424,7 +333,7 @@ def check(
 
     Axes given with -a replace the default grid, or those of the exhaustive one.
     """
-    given = _given(axes, ops)
+    given = given_axes(axes, ops)
     grids = EXHAUSTIVE_GRIDS if exhaustive else CHECK_GRIDS
     if axes and not exhaustive:
         cases = given.expand()
@@ -440,13 +349,13 @@ def check(
     target = devices.resolve(device)
     done = {strategy.op for strategy in strategies}
     cases = tuple(case for case in cases if case.op in done)
-    with _meter(len(cases)) as meter:
+    with meter_of(len(cases)) as meter:
         report = check_all(cases, strategies, target, lambda case: meter.advance(case.op))
     if exhaustive:
         matrix, reasons = matrix_table(report.cells)
         out.print(matrix.rich())
         for reason in reasons:
-            _say(reason)
+            say(reason)
     quantised = any(case.quantised for case in cases)
     attended = any(case.op == "attend" for case in cases)
     out.print(
@@ -460,19 +369,19 @@ def check(
         ).rich()
     )
     for note in report.notes:
-        _say(note)
+        say(note)
     for fault in report.faults:
-        _say(fault)
+        say(fault)
     if report.faults:
-        _say(f"FAILED: {len(report.faults)} of {report.total()} checks")
+        say(f"FAILED: {len(report.faults)} of {report.total()} checks")
         sys.exit(1)
     if not report.count("checked"):
         raise InputError("nothing was checked: none of these strategies does any of these cases")
 
 
 @cli.command(name="list")
-@_DEVICE_OPTION
-@_LOAD_OPTION
+@DEVICE_OPTION
+@LOAD_OPTION
 def list_(device: str, files: tuple[Path, ...]) -> None:
     """Show strategies, axes and presets, and what this device can't do."""
     from kvbench import devices
@@ -505,7 +414,7 @@ def list_(device: str, files: tuple[Path, ...]) -> None:
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 def rank(folder: Path, layers: int | None, *, markdown: bool) -> None:
     """Print the ranking of a run: which strategy is fastest, and by how much."""
-    done = _load(folder)
+    done = load_run(folder)
     frame = _frame(done)
     _print_tables(frame, layers or done.info.layers, markdown=markdown)
     _print_first_calls(frame, markdown=markdown)
@@ -526,10 +435,10 @@ def merge(folder: Path, runs: tuple[Path, ...], *, mixed: bool) -> None:
     """Join the runs of a sweep's shards in a new run, OUT."""
     from kvbench.sessions import merge as merge_runs
 
-    loaded = [_load(run) for run in runs]
-    merge_runs(folder, loaded, _command_line(), mixed=mixed)
+    loaded = [load_run(run) for run in runs]
+    merge_runs(folder, loaded, command_line(), mixed=mixed)
     count = sum(len(run.results) for run in loaded)
-    _say(f"{count} rows of {len(loaded)} runs, into {folder}")
+    say(f"{count} rows of {len(loaded)} runs, into {folder}")
 
 
 @cli.command()
@@ -539,7 +448,7 @@ def fit(folder: Path, *, markdown: bool) -> None:
     """Explain a run: µs per call and per launch, GB/s, what bounds each cell, and crossovers."""
     from kvbench.report.explain import crossover_table, fit_table, refusals_table, verdict_table
 
-    done = _load(folder)
+    done = load_run(folder)
     frame = _frame(done)
     for op in OPS:
         for table in (
@@ -549,7 +458,7 @@ def fit(folder: Path, *, markdown: bool) -> None:
             verdict_table(frame, op),
         ):
             if table is not None:
-                _show(table, markdown=markdown)
+                show(table, markdown=markdown)
 
 
 @cli.command()
@@ -559,12 +468,12 @@ def claims(folder: Path, *, markdown: bool) -> None:
     """Hold the claims of the teaching series against what a run measured."""
     from kvbench.report.claims import claims_table
 
-    done = _load(folder)
-    _show(claims_table(_frame(done), done.info), markdown=markdown)
+    done = load_run(folder)
+    show(claims_table(_frame(done), done.info), markdown=markdown)
 
 
 @cli.command()
-@_DEVICE_OPTION
+@DEVICE_OPTION
 @click.option(
     "--calibrate",
     "cells",
@@ -592,15 +501,15 @@ def doctor(device: str, cells: int) -> None:
     out.print(findings_table(findings).rich())
     clocks = clocks_for(target)
     out.print(floors_table(floors(clocks, target)).rich())
-    with _meter(cells) as meter:
+    with meter_of(cells) as meter:
         calibration = calibrate(
             _strategies((), ()), clocks[0], target, cells, lambda t: meter.advance(t.strategy)
         )
     out.print(calibration_table(calibration).rich())
-    _say(overall(findings))
+    say(overall(findings))
     faults = calibration.faults()
     if faults:
-        _say(f"The trial failed: {'; '.join(faults)}. Compare by several runs, or elsewhere.")
+        say(f"The trial failed: {'; '.join(faults)}. Compare by several runs, or elsewhere.")
         sys.exit(1)
 
 
@@ -684,7 +593,7 @@ def doctor(device: str, cells: int) -> None:
     show_default=True,
     help="Of the cache.",
 )
-@_DEVICE_OPTION
+@DEVICE_OPTION
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random weights."
 )
@@ -692,7 +601,7 @@ def doctor(device: str, cells: int) -> None:
 @click.option(
     "--no-warm-up", is_flag=True, help="Begin at once; times then have in them what is compiled."
 )
-@_LOAD_OPTION
+@LOAD_OPTION
 def generate(
     model: Path | None,
     random: str | None,
@@ -736,11 +645,11 @@ def generate(
         generation = begin(source, settings, writes, attends, prompts, target)
     with Saying(len(prompts)) as saying:
         timeline = generation.run(saying.hear)
-    _say(f"\n{describe(generation.setting)}")
+    say(f"\n{describe(generation.setting)}")
     untimed = {s.name: s.untimed(target) for s in (writes, attends)}
     reasons = [f"{name}: {why}" for name, why in untimed.items() if why is not None]
     if reasons:
-        _say(f"Times would mean nothing. {'; '.join(reasons)}.")
+        say(f"Times would mean nothing. {'; '.join(reasons)}.")
         return
     out.print(times_table(timeline).rich())
     out.print(split_table(timeline, on_gpu=target.type != "cpu").rich())
@@ -759,8 +668,52 @@ def generate(
 )
 def plot(folder: Path, out: Path | None, *, everything: bool) -> None:
     """Draw the launch-overhead curves and speed-ups of a run, as PNG and SVG."""
-    done = _load(folder)
+    done = load_run(folder)
     _save_plots(done, _frame(done), out or folder / PLOTS_FOLDER, everything=everything)
+
+
+def _resume_command(folder: Path) -> str:
+    words = sys.argv[1:]
+    if not any(word in {"-o", "--out"} or word.startswith("--out=") for word in words):
+        words = [*words, "-o", str(folder)]
+    if "--resume" not in words:
+        words = [*words, "--resume"]
+    return shlex.join(["kvbench", *words])
+
+
+def _print_tables(frame: "pd.DataFrame", layers: int, *, markdown: bool) -> None:
+    from kvbench.report.attention import gather_table
+    from kvbench.report.steps import split_table, throughput_table
+    from kvbench.report.tables import ranking_table, times_table
+
+    for op in OPS:
+        times = times_table(frame, op, layers)
+        if times is None:
+            continue
+        for table in (ranking_table(frame, op, layers), times):
+            show(table, markdown=markdown)
+    beside = gather_table(frame)
+    if beside is not None:
+        show(beside, markdown=markdown)
+    for step in (throughput_table(frame), split_table(frame)):
+        if step is not None:
+            show(step, markdown=markdown)
+
+
+def _print_first_calls(frame: "pd.DataFrame", *, markdown: bool) -> None:
+    from kvbench.report.tables import first_calls_table
+
+    table = first_calls_table(frame)
+    if table is not None:
+        show(table, markdown=markdown)
+
+
+def _print_untimed(frame: "pd.DataFrame") -> None:
+    from kvbench.report.tables import untimed_table
+
+    table = untimed_table(frame)
+    if table is not None:
+        out.print(table.rich())
 
 
 def _strategies(patterns: Iterable[str], files: Iterable[Path]) -> tuple["Strategy", ...]:
@@ -778,83 +731,6 @@ def _frame(done: Run) -> "pd.DataFrame":
     return to_frame(done.results)
 
 
-def _meter(total: int) -> Any:  # noqa: ANN401 - a context manager of one method
-    from kvbench.report.progress import Meter
-
-    return Meter(out, total)
-
-
-def _load(folder: Path) -> Run:
-    done = load(folder)
-    for warning in done.warnings:
-        err.print(f"warning: {warning}", soft_wrap=True, markup=False)
-    return done
-
-
-def _new_folder(device: "torch.device") -> Path:
-    stamp = datetime.datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
-    return Path("results") / f"{stamp}-{device.type}"
-
-
-def _command_line() -> str:
-    return shlex.join(["kvbench", *sys.argv[1:]])
-
-
-def _resume_command(folder: Path) -> str:
-    words = sys.argv[1:]
-    if not any(word in {"-o", "--out"} or word.startswith("--out=") for word in words):
-        words = [*words, "-o", str(folder)]
-    if "--resume" not in words:
-        words = [*words, "--resume"]
-    return shlex.join(["kvbench", *words])
-
-
-def _say(text: str) -> None:
-    out.print(text, soft_wrap=True, markup=False)
-
-
-def _print_tables(frame: "pd.DataFrame", layers: int, *, markdown: bool) -> None:
-    from kvbench.report.attention import gather_table
-    from kvbench.report.steps import split_table, throughput_table
-    from kvbench.report.tables import ranking_table, times_table
-
-    for op in OPS:
-        times = times_table(frame, op, layers)
-        if times is None:
-            continue
-        for table in (ranking_table(frame, op, layers), times):
-            _show(table, markdown=markdown)
-    beside = gather_table(frame)
-    if beside is not None:
-        _show(beside, markdown=markdown)
-    for step in (throughput_table(frame), split_table(frame)):
-        if step is not None:
-            _show(step, markdown=markdown)
-
-
-def _show(table: "Table", *, markdown: bool) -> None:
-    if markdown:
-        click.echo(f"{table.markdown()}\n")
-    else:
-        out.print(table.rich())
-
-
-def _print_first_calls(frame: "pd.DataFrame", *, markdown: bool) -> None:
-    from kvbench.report.tables import first_calls_table
-
-    table = first_calls_table(frame)
-    if table is not None:
-        _show(table, markdown=markdown)
-
-
-def _print_untimed(frame: "pd.DataFrame") -> None:
-    from kvbench.report.tables import untimed_table
-
-    table = untimed_table(frame)
-    if table is not None:
-        out.print(table.rich())
-
-
 def _save_plots(
     done: Run, frame: "pd.DataFrame", folder: Path, *, everything: bool = False
 ) -> None:
@@ -870,14 +746,14 @@ def _save_plots(
             paths += save_figure(sketch.draw(), folder, sketch.name)
             meter.advance(sketch.name)
     if not paths:
-        _say("No plots: no strategy was timed at two or more values of seq_len.")
+        say("No plots: no strategy was timed at two or more values of seq_len.")
     for path in paths:
-        _say(str(path))
+        say(str(path))
     if len(drawn) < len(found):
         words = ["kvbench", "plot", str(done.folder), "--all"]
         if folder != done.folder / PLOTS_FOLDER:
             words += ["-o", str(folder)]
-        _say(
+        say(
             f"{len(found) - len(drawn)} of {len(found)} figures are left out, those farthest from "
             f"a case's defaults; `{shlex.join(words)}` draws all"
         )
@@ -887,14 +763,14 @@ def _say_wrong(frame: "pd.DataFrame") -> bool:
     """Name the rows that are incorrect or failed; whether there are any."""
     wrong = frame[frame["status"].isin(["incorrect", *RETRIED])]
     if not wrong.empty:
-        _say(f"FAILED: {len(wrong)} rows are incorrect or failed; each names its command:")
+        say(f"FAILED: {len(wrong)} rows are incorrect or failed; each names its command:")
     for _, row in wrong.iterrows():
-        _say(f"{row['strategy']} {row['status']}: {row['reason']}\n  {row['repro']}")
+        say(f"{row['strategy']} {row['status']}: {row['reason']}\n  {row['repro']}")
     return not wrong.empty
 
 
-class Interrupted(Exception):  # noqa: N818 - what the user did
-    """Ctrl-C, and what to do to go on."""
+cli.add_command(compare)
+cli.add_command(ab)
 
 
 def main() -> None:

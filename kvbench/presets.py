@@ -27,6 +27,16 @@ def _preset(name: str, summary: str, cell_seconds: float, *grids: str) -> Preset
     return Preset(name, summary, tuple(Axes.parse(grid.split()) for grid in grids), cell_seconds)
 
 
+_REGRESS = (
+    # Starting a call is all of its time, some of it, little of it beside the bytes.
+    "op=write,read seq_len=1,128,1024",
+    "op=write seq_len=1 batch=64",
+    "op=attend seq_len=64,1024 num_heads=32 lengths=equal",
+    "op=index seq_len=1 batch=64",
+    "op=index seq_len=1024",
+    "op=step seq_len=64 batch=4 num_heads=8 num_kv_heads=2 head_dim=64 num_layers=2 lengths=equal",
+)
+
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
     for preset in (
@@ -35,6 +45,21 @@ PRESETS: Mapping[str, Preset] = {
             "a few small cases, to see that everything works (seconds)",
             0.05,
             "seq_len=1:64:*8 block_size=16",
+        ),
+        _preset(
+            "regress",
+            "a few telling cases of every op, those of benchmarks/ (half a minute on two cores)",
+            0.05,
+            *_REGRESS,
+        ),
+        _preset(
+            "regress-gpu",
+            "the same on a GPU, and cases large enough to keep one busy",
+            0.2,
+            *_REGRESS,
+            "op=write,read seq_len=16384",
+            "op=attend seq_len=8192 batch=64 num_heads=32 lengths=equal",
+            "op=step seq_len=2048 batch=64 num_heads=16 num_kv_heads=4 lengths=equal",
         ),
         _preset(
             "cpu",

@@ -1,6 +1,6 @@
-"""Whether sessions belong together: runs that are resumed, and runs that are merged. Torch-free."""
+"""Whether sessions belong together: runs that are resumed, merged or compared. Torch-free."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvbench.errors import InputError, StoreError
@@ -45,6 +45,74 @@ def differing_limits(info: RunInfo, other: object) -> list[str]:
         for name in _OF_RUN
         if getattr(info, name) != getattr(other, name)
     ]
+
+
+_MACHINE = ("device_name", "cpu", "architecture", "os", "usable_cpus", "torch_threads", "host")
+_GPU_ITSELF = ("uuid",)
+_VERSIONS = ("kvbench", "git_commit", "git_dirty", "python", "torch", "triton", "device_runtime")
+_GPU_VERSIONS = ("driver",)
+_SETTINGS = ("cpu_governor",)
+_GPU_SETTINGS = ("max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_w", "ecc", "mig")
+_LIMITS = ("cell_seconds", "call_budget_s")
+
+
+def other_machine(one: Run, other: Run) -> list[str]:
+    """What makes times of two runs incomparable, each in words: another machine, another cache."""
+    met = _meeting(one, other)
+    caches = _unlike("cache", [(one.info.cache, other.info.cache)])
+    return [*_of_environments(met, _MACHINE, _GPU_ITSELF), *_other_index(met), *caches]
+
+
+def other_versions(one: Run, other: Run) -> list[str]:
+    """What two runs may well differ in, each in words: the code, its libraries, the limits."""
+    limits = [
+        _unlike(name, [(getattr(one.info, name), getattr(other.info, name))]) for name in _LIMITS
+    ]
+    found = _of_environments(_meeting(one, other), _VERSIONS, _GPU_VERSIONS)
+    return [*found, *(each for unlike in limits for each in unlike)]
+
+
+def other_settings(one: Run, other: Run) -> list[str]:
+    """How the machine was set otherwise in one of two runs, each in words."""
+    return _of_environments(_meeting(one, other), _SETTINGS, _GPU_SETTINGS)
+
+
+def _meeting(one: Run, other: Run) -> list[tuple[Environment, Environment]]:
+    """The environments that have rows of the same cases; of runs without any, the first of each."""
+    sessions: dict[object, tuple[set[int], set[int]]] = {}
+    for index, run in enumerate((one, other)):
+        for row in run.results:
+            sessions.setdefault(row.case, (set(), set()))[index].add(row.session)
+    pairs = {(a, b) for own, others in sessions.values() for a in own for b in others}
+    ones, others = _environments(one.info), _environments(other.info)
+    return [(ones[a], others[b]) for a, b in sorted(pairs or {(0, 0)})]
+
+
+def _environments(info: RunInfo) -> tuple[Environment, ...]:
+    return (info.environment, *(session.environment for session in info.resumptions))
+
+
+def _of_environments(
+    met: Sequence[tuple[Environment, Environment]], names: Sequence[str], gpu: Sequence[str]
+) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        found += _unlike(name, [(getattr(one, name), getattr(other, name)) for one, other in met])
+    for name in gpu:
+        pairs = [(one.gpu.get(name), other.gpu.get(name)) for one, other in met]
+        found += _unlike(f"{name} of the GPU", pairs)
+    return found
+
+
+def _other_index(met: Sequence[tuple[Environment, Environment]]) -> list[str]:
+    """Where no UUID tells devices of one machine apart, their numbers do."""
+    nameless = [pair for pair in met if None in {each.gpu.get("uuid") for each in pair}]
+    return _unlike("device", [(one.device, other.device) for one, other in nameless])
+
+
+def _unlike(name: str, pairs: Iterable[tuple[object, object]]) -> list[str]:
+    """The first pair that is none of equals, in words."""
+    return [f"{name} {one!r} and {other!r}" for one, other in pairs if one != other][:1]
 
 
 def merge(folder: Path, runs: Sequence[Run], command: str, *, mixed: bool) -> RunInfo:

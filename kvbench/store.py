@@ -386,6 +386,19 @@ def _load_info(folder: Path) -> RunInfo:
             f"run {str(folder)!r}: no {RUN_FILE} to read ({error.strerror}); "
             f"expected {' or '.join(inside) or 'the folder of a run, as `kvbench run` made it'}"
         ) from error
+    return decode_info(data, path)
+
+
+def decode_info(data: bytes | msgspec.Raw, path: Path) -> RunInfo:
+    """What holds for a run, from its JSON.
+
+    Args:
+        data: One JSON object.
+        path: The file that it is from, for messages.
+
+    Raises:
+        StoreError: It is torn, or of another version, or none.
+    """
     try:
         version = msgspec.json.decode(data, type=dict[str, object]).get("schema_version")
         if version != SCHEMA_VERSION:

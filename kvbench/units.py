@@ -41,6 +41,16 @@ def format_bandwidth(bytes_per_s: float) -> str:
     return f"{significant(bytes_per_s / (scale or 1.0))} {unit}"
 
 
+def format_ratio(ratio: float, low: float, high: float) -> str:
+    """A ratio with its interval, as "1.12x (1.10 to 1.14)"."""
+    return f"{significant(ratio)}x ({significant(low)} to {significant(high)})"
+
+
+def format_share(share: float) -> str:
+    """A share for people, in percent to at most two significant digits, as "5 %" and "0.37 %"."""
+    return f"{Decimal(f'{100 * share:.2g}'):f} %"
+
+
 def format_duration(seconds: float) -> str:
     """A waiting time for people: "45 s", "3 min 05 s", "2 h 10 min"."""
     whole = max(0, round(seconds))

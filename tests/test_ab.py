@@ -444,6 +444,19 @@ def test_two_runs_are_written_that_belong_together(simulated, trees, tmp_path):
     assert simulated.living == []
 
 
+def test_what_is_about_to_be_measured_is_told(simulated, trees, tmp_path):
+    simulated.strategies = {"a": NAMES[:1], "b": NAMES}
+    told = []
+    read = Case(op="read", seq_len=3)
+    run_ab(
+        plan(cases=(CASE, read, OTHER), processes=2),
+        trees,
+        tmp_path / "out",
+        on_begin=lambda cases, strategies: told.append((set(cases), dict(strategies))),
+    )
+    assert told == [({CASE, OTHER}, {"a": NAMES[:1], "b": NAMES})] * 2
+
+
 def test_who_is_first_takes_turns(simulated, trees, tmp_path):
     run_ab(plan(), trees, tmp_path / "out")
     first = [label for label, case, _ in simulated.begun if case == CASE]

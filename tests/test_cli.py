@@ -8,10 +8,10 @@ import shlex
 import subprocess
 import sys
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from called import Ended, call, refused
 from drawn import KV_OPS
 from made import contents, large_rows, result, run_folder, sweep_rows
 
@@ -28,7 +28,7 @@ from kvbench.sweep import runner
 from kvbench.timing import bandwidth
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("run", "check", "list", "rank", "plot", "generate")
+COMMANDS = ("run", "check", "list", "rank", "plot", "generate", "compare", "ab")
 TINY = ("-a", "num_kv_heads=1", "-a", "head_dim=4", "--device", "cpu")
 QUICK = (*TINY, "--cell-seconds", "0.005", "--in-process")
 
@@ -48,13 +48,6 @@ class Wrong(Strategy):
 """
 
 
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def kvbench_(monkeypatch, capsys):
     """Run the command in this process; what it registers is forgotten afterwards."""
@@ -62,21 +55,12 @@ def kvbench_(monkeypatch, capsys):
     # Smaller buffers and pictures, so that a run takes little.
     monkeypatch.setattr(bandwidth, "_CPU_BYTES", 1 << 16)
     monkeypatch.setitem(style._RC, "savefig.dpi", 30)
-    for console in (cli.out, cli.err):
-        monkeypatch.setattr(console, "width", 200)
 
-    def call(*arguments: object) -> Ended:
+    def kvbench_(*arguments: object) -> Ended:
         monkeypatch.setattr(registry, "_STRATEGIES", dict(builtin))
-        monkeypatch.setattr(sys, "argv", ["kvbench", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code
-        return Ended(code, *capsys.readouterr())
+        return call(monkeypatch, capsys, *arguments)
 
-    return call
+    return kvbench_
 
 
 @pytest.fixture
@@ -95,14 +79,6 @@ def made_run(tmp_path) -> Path:
         result("write.triton", status="checked", reason="[no] GPU here"),
     ]
     return run_folder(tmp_path / "made", rows)
-
-
-def refused(ended: Ended, *parts: str) -> None:
-    """A mistake of the user's: one line that names it, and nothing else."""
-    (line,) = ended.err.splitlines()
-    assert line.startswith("error: ")
-    assert [part for part in parts if part not in line] == []
-    assert (ended.code, ended.out) == (2, "")
 
 
 def test_list_shows_strategies_axes_and_presets(kvbench_):
@@ -690,7 +666,8 @@ def test_help_of_a_command_explains_its_options(kvbench_, command):
     ended = kvbench_(command, "--help")
     assert (ended.code, ended.err) == (0, "")
     for option in cli.cli.commands[command].params:
-        assert (option.opts[-1] if option.param_type_name == "option" else "RUN") in ended.out
+        named = option.opts[-1] if option.param_type_name == "option" else option.metavar
+        assert named in ended.out
 
 
 def test_without_a_command_the_help_is_shown_as_it_is(kvbench_):

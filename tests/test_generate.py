@@ -1,14 +1,14 @@
 """`kvbench generate` as a user meets it, and what it says of its own time."""
 
+import functools
 import re
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from called import call
 from made_gguf import TOKENS, tensors, write_gguf
 
-from kvbench import cli
 from kvbench.cases import LAYOUTS
 from kvbench.engine import plain
 from kvbench.engine.config import SIZES, ModelConfig, random_sizes
@@ -26,29 +26,9 @@ CPU = torch.device("cpu")
 RANDOM = ("--random", "--device", "cpu", "--max-tokens", "5")
 
 
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def generate(monkeypatch, capsys):
-    for console in (cli.out, cli.err):
-        monkeypatch.setattr(console, "width", 200)
-
-    def call(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["kvbench", "generate", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code
-        return Ended(code, *capsys.readouterr())
-
-    return call
+    return functools.partial(call, monkeypatch, capsys, "generate")
 
 
 @pytest.fixture(scope="module")

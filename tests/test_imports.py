@@ -90,7 +90,7 @@ from pathlib import Path
 import kvbench.analysis, kvbench.report
 from kvbench.store import load
 
-names = ["cases", "presets", "results", "store", "blocks", "units", "errors"]
+names = ["cases", "presets", "results", "store", "benchmark_json", "blocks", "units", "errors"]
 for package in (kvbench.analysis, kvbench.report):
     names += [m.name.removeprefix("kvbench.")
               for m in pkgutil.iter_modules(package.__path__, package.__name__ + ".")]
@@ -143,6 +143,11 @@ main()
 def test_runs_are_ranked_and_plotted_without_torch(run, command):
     printed = python(blocked("torch", "triton") + COMMAND, command, run)
     assert ("write.loop" if command == "rank" else "write-speedup.svg") in printed
+
+
+def test_runs_are_compared_without_torch(run):
+    printed = python(blocked("torch", "triton") + COMMAND, "compare", run, run)
+    assert printed.startswith("No regression: ")
 
 
 NO_TRITON = "the package triton is not installed"

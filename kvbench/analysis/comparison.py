@@ -28,9 +28,14 @@ SIGNIFICANCE = 0.01
 CONFIDENCE = 0.95
 FLOOR_SHARE = 0.25
 """Of a clock's own time for an empty call: a smaller difference is the clock's."""
+_EFFICIENCY = 0.37
+"""Of `_scatter`: it knows as much as a standard deviation of so large a share of the cells."""
 _FEW_CELLS = 8
 NOISE_OF_FEW = 0.05
 """Of runs that have too few cells in common to see from them how much runs differ."""
+_LEAST_ERROR = 1e-6
+"""Of a cell's ratio: a part in a million is less than any clock tells apart. A run compared with
+itself has no scatter at all, by which nothing could be divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +129,6 @@ class Comparison:
         """The cells that got slower."""
         return tuple(each for each in self.judged if each.verdict == "SLOWER")
 
-    @property
-    def regressed(self) -> bool:
-        """Whether a gate should stop this: a cell or a strategy got slower, or a cell was lost."""
-        summaries = any(each.verdict == "SLOWER" for each in self.summaries)
-        return bool(self.slower or summaries or self.lost)
-
 
 def controls(base: RunInfo, new: RunInfo) -> float:
     """How far two runs' machines differ, by what no strategy has a part in.
@@ -185,7 +184,8 @@ def _cells(rows: Iterable[Result], rules: Rules, names: Mapping[str, str]) -> di
     return {
         Cell(row.case, names.get(row.strategy, row.strategy), row.phase, row.clock, row.cache): row
         for row in rows
-        if not rules.clocks or row.clock in rules.clocks
+        # A strategy that failed has a row of the first clock alone, whatever was asked for.
+        if not rules.clocks or row.clock in rules.clocks or row.measurement is None
     }
 
 
@@ -258,9 +258,23 @@ def _errors(timings: Sequence[_Timing], control: float) -> tuple[Array, Array, f
     inner = np.array([timing.error for timing in timings])
     noise = NOISE_OF_FEW
     if len(logs) >= _FEW_CELLS:
-        noise = float(stats.median_abs_deviation(logs, scale="normal"))
+        noise = _scatter(logs)
     noise = float(np.hypot(noise, control))
-    return np.hypot(inner, noise), np.full(len(logs), max(len(logs) - 1.0, 3.0)), noise
+    errors = np.maximum(np.hypot(inner, noise), _LEAST_ERROR)
+    return errors, np.full(len(logs), max(_EFFICIENCY * len(logs), 3.0)), noise
+
+
+def _scatter(logs: Array) -> float:
+    """Standard deviation of the half of the cells that lie closest together.
+
+    The scale of least median of squares (Rousseeuw and Leroy, "Robust Regression and Outlier
+    Detection", 1987, with its correction for few values): up to half of the cells may have changed,
+    and by whatever, without a part in it.
+    """
+    ordered = np.sort(logs)
+    half = (len(ordered) + 1) // 2
+    shortest = float(np.min(ordered[half - 1 :] - ordered[: len(ordered) - half + 1]))
+    return 1.4826 * (1 + 5 / (len(ordered) - 1)) * shortest / 2
 
 
 def _judge(
@@ -343,7 +357,7 @@ def _summarise(
     errors, df, _ = _errors(means, 0.0)
     if max(len(mean.logs) for mean in means) == 1:
         # The noise is in the errors already, and is no more to be seen from so few.
-        errors = np.array([mean.error for mean in means])
+        errors = np.maximum([mean.error for mean in means], _LEAST_ERROR)
     logs = np.array([mean.logs.mean() for mean in means])
     p_values = _adjusted(logs / errors, df)
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, df) * errors

@@ -8,7 +8,7 @@ from kvbench.analysis.frame import main_group
 from kvbench.analysis.gathering import beside_gathering
 from kvbench.report.setting import describe
 from kvbench.report.tables import MISSING, Table
-from kvbench.units import format_seconds, significant
+from kvbench.units import format_ratio, format_seconds
 
 _FREE = ("seq_len", "batch")
 
@@ -53,7 +53,7 @@ def _line(own: pd.DataFrame) -> tuple[str, ...]:
     best = in_place.sort_values("median_s").iloc[0]
     # Of times, so that the larger end is the smaller ratio's.
     faster, low, high = (1 / best[f"ratio{end}"] for end in ("", "_high", "_low"))
-    times = f"{significant(faster)}x ({significant(low)} to {significant(high)})"
+    times = format_ratio(faster, low, high)
     return *words, _way(best), times, _percent(best["copy_share"])
 
 

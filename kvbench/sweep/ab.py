@@ -29,6 +29,9 @@ ROUNDS = 20
 _LEAST_ROUNDS = 5
 _NEVER_PRECISE = -1.0
 
+OnBegin = Callable[[Sequence[Case], Mapping[str, Sequence[str]]], None]
+"""Told of the cases of a pair of processes, and of the strategies of each side by its label."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbPlan:
@@ -73,6 +76,7 @@ def run_ab(
     trees: Sequence[Tree],
     folder: Path,
     on_case: Callable[[int, Case], None] = lambda *_: None,
+    on_begin: OnBegin = lambda *_: None,
 ) -> Ended:
     """Measure two trees in turns.
 
@@ -81,6 +85,7 @@ def run_ab(
         trees: The two.
         folder: Where to, as the runs "a" and "b"; new or empty.
         on_case: Called after each case with the number of the pair of processes, from 0.
+        on_begin: Called when a pair of processes has started, before its first case.
 
     Raises:
         InputError: A pattern names no strategy of either tree, none does any of the cases, or a
@@ -100,7 +105,7 @@ def run_ab(
     with reserve(folder):
         try:
             for number in range(plan.processes):
-                _measure_pair(plan, trees, number, outcome, machines, on_case)
+                _measure_pair(plan, trees, number, outcome, machines, on_case, on_begin)
                 done += 1
         except KeyboardInterrupt:
             if not done:
@@ -136,6 +141,7 @@ def _measure_pair(
     outcome: Interleaved,
     machines: dict[str, Machine],
     on_case: Callable[[int, Case], None],
+    on_begin: OnBegin,
 ) -> None:
     """One pair of fresh processes, every case; who comes first takes turns."""
     with ExitStack() as stack:
@@ -167,6 +173,7 @@ def _measure_pair(
                 "nothing to measure: none of these strategies does any of these cases' ops; "
                 f"expected strategies of: {', '.join(sorted({case.op for case in plan.cases}))}"
             )
+        on_begin(cases, strategies)
         for case in cases:
             own = {
                 label: [name for name in names if name.startswith(f"{case.op}.")]
