@@ -31,7 +31,7 @@ from made_sides import (
     measured,
 )
 
-from kvbench.analysis.comparison import Rules, compare, controls
+from kvbench.analysis.comparison import Rules, compare
 from kvbench.analysis.statistics import median_interval
 from kvbench.cases import Case
 from kvbench.errors import InputError, KvbenchError, StoreError
@@ -656,13 +656,8 @@ OURS_ALONE = ("write.chatters", "write.waits")
 def verdicts(folder: Path) -> dict[str, str]:
     """Of the runs of a strategy, by the comparison of both sides."""
     base, new = (load(folder / label) for label in ab.LABELS)
-    found = compare(
-        base.results,
-        new.results,
-        Rules(),
-        interleaved=True,
-        control=controls(base.info, new.info),
-    )
+    # One machine, whatever each side made of it from so small a copy.
+    found = compare(base.results, new.results, Rules(), interleaved=True, control=0.0)
     return {each.cell.strategy: each.verdict for each in found.judged if each.cell.phase == "run"}
 
 
