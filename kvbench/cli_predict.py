@@ -1,4 +1,4 @@
-"""`kvbench predict`: what the launch-overhead model gives for a GPU, before anyone has rented it."""
+"""`kvbench predict`: what the launch-overhead model gives for a GPU that nobody has rented."""
 
 import sys
 from pathlib import Path
@@ -77,8 +77,8 @@ def predict(
 ) -> None:
     """Predict what a GPU would take, from counted launches and published bandwidth.
 
-    Nothing is measured, and no GPU is needed: launches x their cost + bytes / bandwidth. The cost of
-    a launch is an assumption. All that is printed or drawn says PREDICTED.
+    Nothing is measured, and no GPU is needed: launches x their cost + bytes / bandwidth. The cost
+    of a launch is an assumption. All that is printed or drawn says PREDICTED.
     """
     from kvbench.analysis.prediction import predictions, premises
 
@@ -116,9 +116,7 @@ def predict(
         _show(untold, markdown=markdown)
     writes = registry.select(["write.loop", "write.indexing", "write.slot_mapping", "write.triton"])
     claimed, beside = (
-        [
-            foretold(each, Case(op="write", seq_len=size), "run", hip=given.hip) for each in writes
-        ]
+        [foretold(each, Case(op="write", seq_len=size), "run", hip=given.hip) for each in writes]
         for size in (prediction.TOKENS, 1)
     )
     _show(prediction.claims_table(claimed, beside, given), markdown=markdown)
@@ -133,7 +131,9 @@ def predict(
 def _refuse_untold(told: "list[Foretold]") -> None:
     runs = [each for each in told if each.phase == "run"]
     if not runs:
-        raise InputError("nothing to predict: none of these strategies does any of these cases' ops")
+        raise InputError(
+            "nothing to predict: none of these strategies does any of these cases' ops"
+        )
     if all(each.counts is None for each in runs):
         raise InputError(
             "nothing can be predicted: "

@@ -1,4 +1,4 @@
-"""What is predicted for a GPU, as tables and curves: nothing of it was measured, and all says so."""
+"""What is predicted for a GPU, as tables and curves: nothing was measured, and all says so."""
 
 import itertools
 import math
@@ -65,7 +65,7 @@ def premises_table(given: Premises) -> Table:
                 "launches",
                 "counted",
                 "the ops that a strategy sends to fake CUDA tensors"
-                + (", for ROCm's are the same" if given.hip else ""),
+                + ("; ASSUMED: PyTorch for ROCm has the same" if given.hip else ""),
             ),
             ("a launch", cost, given.launch_source),
             (
@@ -80,9 +80,9 @@ def premises_table(given: Premises) -> Table:
                 "ASSUMED: what it costs before its first launch is not known",
             ),
         ),
-        "A call is launches x cost + bytes / bandwidth. No kernel reaches all of the bandwidth. Where "
-        "host and device overlap, a call takes half of that at the least; out of the L2 cache bytes "
-        "come faster.",
+        "A call is launches x cost + bytes / bandwidth. No kernel reaches all of the bandwidth. "
+        "Where host and device overlap, a call takes half of that at the least; out of the L2 "
+        "cache bytes come faster.",
     )
 
 
@@ -363,7 +363,6 @@ def curves_figure(page: Page, op: str, given: Premises) -> Figure:
             panel.set_ylabel("predicted µs per call")
         finish(figure, drawn)
     return figure
-
 
 
 def _groups(page: Page) -> dict[tuple[int, int], list[Alike]]:

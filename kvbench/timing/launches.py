@@ -199,10 +199,12 @@ class _GuardFree(TorchFunctionMode):
         if not isinstance(target, torch.device | str):
             return tensor.to(*args, **kwargs)  # a change of dtype asks for no guard
         device = torch.device(target)
+        dtype = kwargs.pop("dtype", None)
+        dtype = dtype or next((arg for arg in args if isinstance(arg, torch.dtype)), tensor.dtype)
         if tensor.device.type == device.type:
-            return tensor
+            return tensor if dtype == tensor.dtype else tensor.to(dtype)
         fake = tensor if hasattr(tensor, "fake_mode") else self._fake.from_tensor(tensor)
-        return _ATEN._to_copy.default(fake, device=device, **kwargs)
+        return _ATEN._to_copy.default(fake, device=device, dtype=dtype, **kwargs)
 
     def _index(self, tensor: torch.Tensor, key: Any) -> torch.Tensor:
         view, indices = self._views(tensor, key)
@@ -269,9 +271,9 @@ def fake_cuda(attention: FusedAttention | None = None) -> Iterator[FakeTensorMod
     event: Any = torch.Event
     torch.Event = _Event  # type: ignore[assignment,misc]
     try:
-        with pretending(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            with _GuardFree(fake, attention):
-                yield fake
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        with pretending(), fakes as fake, _GuardFree(fake, attention):
+            yield fake
     finally:
         torch.Event = event  # type: ignore[misc]
 

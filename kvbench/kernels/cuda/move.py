@@ -12,7 +12,7 @@ import torch
 from kvbench.cases import Case
 from kvbench.kernels.cuda import nvrtc
 from kvbench.kernels.plan import Operand, Plan
-from kvbench.kernels.recording import pretended
+from kvbench.kernels.recording import is_pretending, pretended
 from kvbench.kernels.rows import check_operands
 
 SOURCE = Path(__file__).with_name("move.cu")
