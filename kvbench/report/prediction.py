@@ -50,8 +50,10 @@ FILE_MARK = "PREDICTED"
 TOKENS = 512
 """The size that the series makes its claims for, and the one that tables show if they can."""
 _CLAIMED_SAVED = 511
-_MOST_NAMED = 2
-"""Strategies of one curve that are named at its end; of more the first, and how many others."""
+_MOST_NAMED = 26
+"""Letters of the names at the end of a curve that several share; of more the first alone."""
+_LEAST_SHARE = 0.01
+"""Of the lowest curve's end: bytes that take less would stretch the axis for nothing."""
 
 
 def premises_table(given: Premises) -> Table:
@@ -325,19 +327,17 @@ def curves_figure(page: Page, op: str, given: Premises) -> Figure:
     footnote = (
         f"{MARK}. Launches x {cost} + bytes / {format_bandwidth(given.bandwidth_bytes_per_s)}. "
         f"Launches, in brackets: of fake CUDA tensors. A launch: {given.launch_source}. Bandwidth: "
-        f"{given.bandwidth_source}. Dots and dashes: the least bytes alone, at all of it."
+        f"{given.bandwidth_source}."
     )
+    footnote += " Dots and dashes, where not too low to show: the least bytes alone, at all of it."
     if assumed:
         footnote += f" ASSUMED: {assumed}."
     shared = sorted(
         {group.strategies for groups in panels_groups.values() for group in groups},
     )
-    hidden = [names for names in shared if len(names) > _MOST_NAMED]
+    hidden = [names for names in shared if len(names) > 1 and len(_names(names)) > _MOST_NAMED]
     if hidden:
-        footnote += " One line each: " + "; ".join(
-            ", ".join(name.partition(".")[2] for name in names) for names in hidden
-        )
-        footnote += "."
+        footnote += f" One line each: {'; '.join(map(_names, hidden))}."
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     title = f"{op}: {MARK}, time per call on {given.title}"
     with styled():
@@ -347,15 +347,16 @@ def curves_figure(page: Page, op: str, given: Premises) -> Figure:
             ends = _draw(panel, panels_groups[block, heads], given)
             log_axes(panel, seq_lens)
             panel.text(
-                0.04,
-                0.93,
+                0.985,
+                0.03,
                 FILE_MARK,
                 transform=panel.transAxes,
                 fontsize=17,
                 fontweight="bold",
                 color="#B22222",
                 alpha=0.35,
-                va="top",
+                ha="right",
+                va="bottom",
                 zorder=0,
             )
             drawn.append((panel, ends))
@@ -381,20 +382,26 @@ def _draw(panel: Panel, groups: Sequence[Alike], given: Premises) -> Ends:
         low, high = (group.rows[name].to_numpy() * US for name in ("low_s", "high_s"))
         for edge in (low, high):
             panel.plot(x, edge, color=own, linestyle="--", linewidth=1.2)
-        panel.fill_between(x, low, high, color=own, alpha=0.12, linewidth=0)
+        panel.fill_between(x, low, high, color=own, alpha=0.08, linewidth=0)
         middle = math.sqrt(low[-1] * high[-1])
         ends.append((x[-1], middle, _label(group) + launches_label(group.rows), own))
     if groups:
         longest = max(groups, key=lambda group: len(group.rows)).rows
         x = longest["seq_len"].to_numpy(dtype=float)
         y = longest["least_bytes"].to_numpy(dtype=float) / given.bandwidth_bytes_per_s * US
+        if y[-1] < _LEAST_SHARE * US * min(group.rows["low_s"].iloc[-1] for group in groups):
+            return ends
         panel.plot(x, y, color=FLOOR_COLOUR, linestyle="-.", linewidth=1.1, zorder=1)
         ends.append((x[-1], y[-1], "bytes alone", FLOOR_COLOUR))
     return ends
 
 
 def _label(group: Alike) -> str:
-    ways = [name.partition(".")[2] for name in group.strategies]
-    if len(ways) <= _MOST_NAMED:
-        return ", ".join(ways)
-    return f"{ways[0]} and {len(ways) - 1} alike"
+    names = group.strategies
+    if len(names) == 1 or len(_names(names)) <= _MOST_NAMED:
+        return _names(names)
+    return f"{_names(names[:1])} and {len(names) - 1} alike"
+
+
+def _names(strategies: Sequence[str]) -> str:
+    return ", ".join(name.partition(".")[2] for name in strategies)
