@@ -347,15 +347,15 @@ def curves_figure(page: Page, op: str, given: Premises) -> Figure:
             ends = _draw(panel, panels_groups[block, heads], given)
             log_axes(panel, seq_lens)
             panel.text(
-                0.985,
-                0.03,
+                0.42,
+                0.12,
                 FILE_MARK,
                 transform=panel.transAxes,
                 fontsize=17,
                 fontweight="bold",
                 color="#B22222",
                 alpha=0.35,
-                ha="right",
+                ha="center",  # where lines may pass, and no name is written
                 va="bottom",
                 zorder=0,
             )
