@@ -17,6 +17,7 @@ import kvbench
 from kvbench.axes import AXES, Axes, expand_all, override_all
 from kvbench.cases import DTYPE_BYTES, LAYOUTS, OPS, Case
 from kvbench.cli_compare import ab, compare
+from kvbench.cli_predict import predict
 from kvbench.console import (
     Interrupted,
     command_line,
@@ -771,6 +772,7 @@ def _say_wrong(frame: "pd.DataFrame") -> bool:
 
 cli.add_command(compare)
 cli.add_command(ab)
+cli.add_command(predict)
 
 
 def main() -> None:

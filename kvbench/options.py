@@ -55,8 +55,17 @@ def all_of(options: Iterable[Callable[[F], F]], command: F) -> F:
     return command
 
 
-def sweep_options(command: F) -> F:
-    """What is measured: axes, ops, strategies; and where."""
+LAYERS_OPTION = click.option(
+    "--layers",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Layers of a step: its cost is prepare + layers x run (of an index, one run).",
+)
+
+
+def cell_options(command: F) -> F:
+    """Which strategies in which cases: axes, ops, strategies, the user's own."""
     return all_of(
         (
             click.option(
@@ -66,11 +75,15 @@ def sweep_options(command: F) -> F:
             click.option(
                 "-s", "--strategy", "patterns", multiple=True, metavar="NAME", help=_STRATEGY_HELP
             ),
-            DEVICE_OPTION,
             LOAD_OPTION,
         ),
         command,
     )
+
+
+def sweep_options(command: F) -> F:
+    """What is measured, and where."""
+    return DEVICE_OPTION(cell_options(command))
 
 
 def measuring_options(command: F) -> F:
@@ -93,13 +106,7 @@ def measuring_options(command: F) -> F:
                 show_default=True,
                 help="Decides data, block order and the order of measuring.",
             ),
-            click.option(
-                "--layers",
-                type=click.IntRange(min=1),
-                default=32,
-                show_default=True,
-                help="Layers of a step: its cost is prepare + layers x run (of an index, one run).",
-            ),
+            LAYERS_OPTION,
             click.option(
                 "--clock",
                 "clock_names",

@@ -107,6 +107,17 @@ PRESETS: Mapping[str, Preset] = {
 }
 """Every preset by name."""
 
+PREDICTED_GRIDS = tuple(
+    Axes.parse(grid.split())
+    for grid in (
+        "op=write,read seq_len=1:16384:*2",
+        "op=attend seq_len=128:8192:*2 num_heads=32 lengths=equal",
+        "op=index seq_len=1:4096:*8",
+        "op=step seq_len=512:8192:*4 num_heads=16 num_kv_heads=4 num_layers=4 lengths=equal",
+    )
+)
+"""What `kvbench predict` covers by default: the main settings of the preset for a GPU."""
+
 _MOVING = "op=write,read,index"
 _MOVING_GRIDS = tuple(
     Axes.parse((grid if "op=" in grid else f"{_MOVING} {grid}").split())

@@ -29,6 +29,15 @@ def format_seconds_interval(seconds: float, low: float, high: float) -> str:
     return f"{values[0]} ({values[1]} to {values[2]}) {unit}"
 
 
+def format_seconds_range(low: float, high: float) -> str:
+    """Two times in one unit, "5.30 to 20.3 µs"; one time where they are alike."""
+    if low == high:
+        return format_seconds(low)
+    scale, unit = next(step for step in _TIME_STEPS if abs(high) >= step[0])
+    least, most = (significant(t / (scale or 1e-9)) if t else "0" for t in (low, high))
+    return f"{least} {unit}" if least == most else f"{least} to {most} {unit}"
+
+
 def format_bytes(nbytes: float) -> str:
     """A size for people in powers of 1024, as "64.0 MiB"."""
     scale, unit = next(step for step in _BYTE_STEPS if abs(nbytes) >= step[0])

@@ -28,7 +28,7 @@ from kvbench.sweep import runner
 from kvbench.timing import bandwidth
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("run", "check", "list", "rank", "plot", "generate", "compare", "ab")
+COMMANDS = ("run", "check", "list", "rank", "plot", "generate", "compare", "ab", "predict")
 TINY = ("-a", "num_kv_heads=1", "-a", "head_dim=4", "--device", "cpu")
 QUICK = (*TINY, "--cell-seconds", "0.005", "--in-process")
 

@@ -182,6 +182,16 @@ def test_an_upload_that_does_not_block_waits_for_nothing():
     assert (free.memcpys, free.synchronizations) == (1, 0)
 
 
+def test_what_goes_to_another_device_can_change_its_dtype_on_the_way():
+    host = torch.zeros(4)
+    with fake_cuda():
+        device = torch.device("cuda")
+        moved = [host.to(device, torch.bfloat16), host.to(device=device, dtype=torch.bfloat16)]
+        again = moved[0].to(device, torch.float32)
+        assert [t.dtype for t in (*moved, again)] == [torch.bfloat16, torch.bfloat16, torch.float32]
+        assert moved[0].to(device) is moved[0]
+
+
 def test_a_row_out_of_bounds_is_an_error_in_a_prediction_too():
     with fake_cuda():
         workload = build(ONE, torch.device("cuda"))

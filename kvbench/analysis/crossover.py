@@ -44,12 +44,12 @@ def crossover(
     """
     sizes = np.log(np.asarray(seq_lens, dtype=np.float64))
     medians = np.array([np.median(r) for r in ratios])
-    point = _last_crossing(sizes, np.log(medians))
+    point = last_crossing(sizes, np.log(medians))
     rng = np.random.default_rng(seed)
     resampled = np.column_stack(
         [np.median(r[rng.integers(0, len(r), (_RESAMPLES, len(r)))], axis=1) for r in ratios]
     )
-    draws = np.sort([_last_crossing(sizes, np.log(row)) for row in resampled])
+    draws = np.sort([last_crossing(sizes, np.log(row)) for row in resampled])
     tail = round((1 - CONFIDENCE) / 2 * _RESAMPLES)
     low, high = draws[tail], draws[-tail - 1]
     if point == -np.inf and high == -np.inf:
@@ -70,8 +70,13 @@ def crossover(
     )
 
 
-def _last_crossing(sizes: Floats, logs: Floats) -> float:
-    """log(seq_len) from which all ratios are above 1; -inf if always, inf if never."""
+def last_crossing(sizes: Floats, logs: Floats) -> float:
+    """log(seq_len) from which all ratios are above 1; -inf if always, inf if never.
+
+    Args:
+        sizes: log(seq_len), ascending.
+        logs: The logarithm of the ratio at each size.
+    """
     losing = np.flatnonzero(logs <= 0)
     if len(losing) == 0:
         return -np.inf

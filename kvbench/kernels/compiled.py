@@ -53,7 +53,9 @@ class Compiled:
             RuntimeError: It can't be compiled as one graph. There is no falling back.
         """
         if any(hasattr(operand, "fake_mode") for operand in operands):
-            raise TypeError("torch.compile with fake tensors: expected real ones")
+            raise TypeError(
+                "torch.compile: what Inductor makes of a graph is not known from its ops"
+            )
         kinds = tuple(map(_kind, operands))
         if kinds in self._ready:
             return

@@ -262,7 +262,7 @@ def ready(
         RuntimeError: It can't be compiled as one graph. There is no falling back.
     """
     if any(hasattr(tensor, "fake_mode") for tensor in (query, key, value)):
-        raise TypeError("torch.compile with fake tensors: expected real ones")
+        raise TypeError("torch.compile: what Inductor makes of a graph is not known from its ops")
     operands = _operands(planned, query, key, value)
     function = _function(planned, operands[0], scale, soft_cap)
     sizes = _sizes(planned, *operands[:2])

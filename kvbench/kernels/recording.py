@@ -29,6 +29,11 @@ def pretending() -> Iterator[None]:
         _pretending.reset(token)
 
 
+def is_pretending() -> bool:
+    """Whether there is no device: what compiles for one need not be there."""
+    return _pretending.get()
+
+
 class Recorder:
     """Stands in for a kernel: form[grid](...) writes its name down."""
 

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvbench.kernels.recording import pretending, recording
+from kvbench.kernels.recording import pretended, pretending, recording
 from kvbench.results import LaunchCounts
 
 _ALLOCATIONS = {
@@ -139,21 +139,46 @@ def _host_memory(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return np.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-def _unknown(*_: object, **__: object) -> Any:
-    """An op whose launches can't be known here.
+class FusedAttention:
+    """The assumption that scaled_dot_product_attention is one kernel, and how often it was made.
 
-    Attention has the kernels of a backend that PyTorch chooses by the device, in one piece or split
-    over the context and merged.
+    Its launches can't be known here: it has the kernels of a backend that PyTorch chooses by the
+    device, in one piece or split over the context and merged. On fake tensors PyTorch takes the
+    backend that needs no GPU, whose ops are no GPU's. Flash and memory-efficient attention are one
+    kernel where they don't split, and lay their output's heads out within its rows.
     """
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,  # noqa: ARG002 - as scaled_dot_product_attention takes it
+        value: torch.Tensor,
+        *_: object,
+        **__: object,
+    ) -> torch.Tensor:
+        """An output of [batch, heads, rows, dim] that one kernel has made."""
+        self.calls += 1
+        launch = pretended("scaled_dot_product_attention")
+        if launch is not None:
+            launch()
+        batch, heads, rows, _dim = query.shape
+        return query.new_empty((batch, rows, heads, value.shape[3])).transpose(1, 2)
+
+
+def _unknown(*_: object, **__: object) -> Any:
     raise NotImplementedError("what scaled_dot_product_attention launches is not predicted")
 
 
 class _GuardFree(TorchFunctionMode):
     """Takes indexing syntax, `Tensor.to` and `copy_` to the ops they stand for."""
 
-    def __init__(self, fake: FakeTensorMode) -> None:
+    def __init__(self, fake: FakeTensorMode, attention: FusedAttention | None) -> None:
         super().__init__()
         self._fake = fake
+        self._attend = _unknown if attention is None else attention.attend
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -165,7 +190,7 @@ class _GuardFree(TorchFunctionMode):
             torch.Tensor.contiguous: _dense,
             torch.Tensor.numpy: _host_memory,
             torch.Tensor.item: _ATEN._local_scalar_dense.default,
-            scaled_dot_product_attention: _unknown,
+            scaled_dot_product_attention: self._attend,
         }
         return routes.get(func, func)(*args, **(kwargs or {}))
 
@@ -174,10 +199,12 @@ class _GuardFree(TorchFunctionMode):
         if not isinstance(target, torch.device | str):
             return tensor.to(*args, **kwargs)  # a change of dtype asks for no guard
         device = torch.device(target)
+        dtype = kwargs.pop("dtype", None)
+        dtype = dtype or next((arg for arg in args if isinstance(arg, torch.dtype)), tensor.dtype)
         if tensor.device.type == device.type:
-            return tensor
+            return tensor if dtype == tensor.dtype else tensor.to(dtype)
         fake = tensor if hasattr(tensor, "fake_mode") else self._fake.from_tensor(tensor)
-        return _ATEN._to_copy.default(fake, device=device, **kwargs)
+        return _ATEN._to_copy.default(fake, device=device, dtype=dtype, **kwargs)
 
     def _index(self, tensor: torch.Tensor, key: Any) -> torch.Tensor:
         view, indices = self._views(tensor, key)
@@ -235,12 +262,17 @@ class _GuardFree(TorchFunctionMode):
 
 
 @contextmanager
-def fake_cuda() -> Iterator[FakeTensorMode]:
-    """Inside, tensors made on "cuda" are fake ones, on any machine."""
+def fake_cuda(attention: FusedAttention | None = None) -> Iterator[FakeTensorMode]:
+    """Inside, tensors made on "cuda" are fake ones, on any machine.
+
+    Args:
+        attention: The assumption about torch's attention; without it, a call of it raises.
+    """
     event: Any = torch.Event
     torch.Event = _Event  # type: ignore[assignment,misc]
     try:
-        with pretending(), FakeTensorMode(allow_non_fake_inputs=True) as fake, _GuardFree(fake):
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        with pretending(), fakes as fake, _GuardFree(fake, attention):
             yield fake
     finally:
         torch.Event = event  # type: ignore[misc]
