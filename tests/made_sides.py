@@ -58,14 +58,14 @@ class World:
     starts: Counter[str] = field(default_factory=Counter)
     living: list[str] = field(default_factory=list)
 
-    def side(self, label: str, *arguments: Any) -> "Simulated":
+    def side(self, label: str, *arguments: Any, **options: Any) -> "Simulated":
         """A side, as `Side` is made."""
-        return Simulated(self, label, *arguments)
+        return Simulated(self, label, *arguments, **options)
 
     def pair(self) -> list["Simulated"]:
         """Both sides, ready to measure."""
         tree = Tree("tree", Path(sys.executable), Path.cwd(), None)
-        sides = [self.side(label, tree, SETTINGS, (), (), 1.0) for label in ("a", "b")]
+        sides = [self.side(label, tree, SETTINGS, (), {}, 1.0) for label in ("a", "b")]
         for side in sides:
             side.ready()
         return sides
@@ -78,9 +78,9 @@ class Simulated(Side):
     error of the test's.
     """
 
-    def __init__(self, world: World, *arguments: Any) -> None:
+    def __init__(self, world: World, *arguments: Any, **options: Any) -> None:
         self.world = world
-        super().__init__(*arguments)
+        super().__init__(*arguments, **options)
 
     def _start(self) -> None:
         self._turn, self._busy, self._waiting = None, False, None
@@ -234,7 +234,7 @@ def refusal(folder: Path, side: str | None, **limits: Any) -> str:
 
 def start(tree: Tree, patterns: Sequence[str] = (), hang_s: float = 20.0) -> Side:
     """A side's process."""
-    return Side("a", tree, SETTINGS, patterns, (), hang_s)
+    return Side("a", tree, SETTINGS, patterns, {}, hang_s)
 
 
 @dataclass

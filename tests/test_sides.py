@@ -16,7 +16,7 @@ from made import result
 from made_sides import MACHINE, SETTINGS, Heard, ready, refusal, start, stub
 from test_measure import SMALL, Write
 
-from kvbench.errors import InputError, KvbenchError
+from kvbench.errors import KvbenchError
 from kvbench.strategies import registry
 from kvbench.sweep import messages, side, sides
 from kvbench.sweep.messages import (
@@ -154,13 +154,6 @@ def test_what_can_not_be_started_is_told(tmp_path, content):
         start(Tree("base", python, tmp_path, None))
     assert str(raised.value).startswith(f"base: '{python}' can't be started: ")
     assert str(raised.value).endswith("; expected a Python interpreter")
-
-
-def test_a_file_that_is_nowhere_is_told_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(sides.subprocess, "Popen", None)
-    tree = Tree("base", Path(sys.executable), tmp_path, None)
-    with pytest.raises(InputError, match=r"strategy file 'none\.py'"):
-        Side("a", tree, SETTINGS, (), (Path("none.py"),), 1.0)
 
 
 SAYS = "sys.stdout.buffer.write({line!r} + b'\\n'); sys.stdout.flush(); time.sleep(60)\n"
@@ -373,7 +366,7 @@ def test_commands_name_files_as_the_user_did(tmp_path):
     where = str(tmp_path / file)
     said = messages.encode(ready(files={"write.ours": where})) + b"\n"
     tree = stub(tmp_path, TALKS, said=said)
-    with ending(Side("a", tree, SETTINGS, (), (file,), 20.0)) as started:
+    with ending(Side("a", tree, SETTINGS, (), {tmp_path / file: file}, 20.0)) as started:
         started.ready()
         assert started.file_of("write.ours") == file
         assert started.file_of("write.loop") is None

@@ -393,6 +393,25 @@ def test_known_calls_of_others_do_not_change_what_is_found(clock):
     assert both["found"].calls_per_sample == alone["found"].calls_per_sample
 
 
+def test_what_is_alike_has_as_many_calls_unless_it_takes_very_long(clock):
+    times_s = {"a": 1e-6, "b": 5e-6, "slow": 1e-3, "apart": 5e-6}
+    subjects = {name: clock.subject(each) for name, each in times_s.items()}
+    found = sample_rounds(
+        subjects, clock, STEADY, seed=0, alike=lambda name: "x" if name != "apart" else name
+    )
+    counts = {name: sampling.calls_per_sample for name, sampling in found.items()}
+    assert counts["b"] == counts["a"] > counts["apart"]
+    assert counts["slow"] == 1
+
+
+def test_what_is_like_a_known_one_has_as_many_calls(clock):
+    subjects = {"known": clock.subject(1e-6), "found": clock.subject(1e-6)}
+    found = sample_rounds(
+        subjects, clock, STEADY, seed=0, calls={"known": 2048}, alike=lambda _: "both"
+    )
+    assert {sampling.calls_per_sample for sampling in found.values()} == {2048}
+
+
 @pytest.mark.parametrize("at", [1, 2, 30])
 def test_what_raises_is_told_of_and_the_others_have_whole_rounds(clock, at):
     calls = itertools.count(1)

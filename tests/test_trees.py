@@ -11,7 +11,7 @@ from made_git import commit, git, isolated
 
 from kvbench.errors import InputError
 from kvbench.sweep import trees
-from kvbench.sweep.trees import Tree, tree
+from kvbench.sweep.trees import Tree, strategy_files, tree
 
 HERE = Path(sys.executable)
 
@@ -95,8 +95,8 @@ def test_of_a_revision_all_is_unpacked_from_any_folder_of_the_repository(reposit
     with tree("HEAD~1") as found:
         assert (found.folder / "models" / "kept").exists()
         # What is here now is not what was measured under this name then.
-        assert found.file(Path("ours.py")).read_text() == "first\n"
-        assert found.file(Path("../models/kept")).samefile(found.folder / "models" / "kept")
+        assert found.own(Path("ours.py")).read_text() == "first\n"
+        assert found.own(Path("../models/kept")).samefile(found.folder / "models" / "kept")
 
 
 @pytest.mark.usefixtures("repository")
@@ -204,18 +204,29 @@ def test_an_interpreter_has_what_is_installed_and_nothing_of_here(tmp_path, monk
 
 
 @pytest.mark.usefixtures("unpacked")
-def test_a_file_is_the_trees_own_where_it_has_it(repository):
-    file = Path("kernels/ours.py")
-    (repository / "kernels" / "new.py").write_text("new\n")
+def test_a_file_is_the_trees_own_where_one_has_it(repository):
+    file, new = Path("kernels/ours.py"), Path("kernels/new.py")
+    (repository / new).write_text("new\n")
     with tree("HEAD") as base, tree(".") as work, tree(sys.executable) as installed:
-        assert base.file(file) == base.folder / file
-        assert work.file(file) == installed.file(file) == repository / file
-        for each in (base, work, installed):
-            assert each.file(Path("kernels/new.py")) == repository / "kernels" / "new.py"
-            assert each.file(repository / file) == repository / file
-            with pytest.raises(InputError) as raised:
-                each.file(Path("kernels/none.py"))
-            assert str(raised.value) == (
-                f"strategy file 'kernels/none.py': neither in {each.name} nor in the current "
-                "folder; expected a Python file"
-            )
+        trees = (base, work, installed)
+        assert strategy_files(trees, [file]) == [
+            {base.folder / file: file},
+            {repository / file: file},
+            {repository / file: file},
+        ]
+        # It came later, or is gone by now: what is here does not stand in for it.
+        assert strategy_files((base, work), [new]) == [{}, {repository / new: new}]
+        # In neither, or by its whole path, it is the same for both.
+        assert strategy_files((base, base), [new]) == [{repository / new: new}] * 2
+        whole = repository / new
+        assert strategy_files((base, work), [whole]) == [{whole: whole}] * 2
+
+
+@pytest.mark.usefixtures("unpacked", "repository")
+def test_a_file_that_is_nowhere_is_refused():
+    with tree("HEAD") as base, tree(".") as work, pytest.raises(InputError) as raised:
+        strategy_files((base, work), [Path("kernels/none.py")])
+    assert str(raised.value) == (
+        "strategy file 'kernels/none.py': neither in HEAD nor in . nor in the current folder; "
+        "expected a Python file"
+    )

@@ -17,7 +17,7 @@ from kvbench.sweep.interleave import Interleaved, joined
 from kvbench.sweep.order import in_order
 from kvbench.sweep.runner import now
 from kvbench.sweep.sides import Side
-from kvbench.sweep.trees import Tree
+from kvbench.sweep.trees import Tree, strategy_files
 from kvbench.timing.rounds import StoppingRule
 
 LABELS = ("a", "b")
@@ -95,9 +95,7 @@ def run_ab(
         StoreError: The folder holds something, or can't be written.
         KeyboardInterrupt: Before one pair of processes had measured all cases.
     """
-    for each in trees:
-        for file in plan.files:
-            each.file(file)  # a mistake is said before anything is measured
+    files = strategy_files(trees, plan.files)
     outcome = Interleaved(plan.settings, plan.rule, {})
     machines: dict[str, Machine] = {}
     done = 0
@@ -105,7 +103,7 @@ def run_ab(
     with reserve(folder):
         try:
             for number in range(plan.processes):
-                _measure_pair(plan, trees, number, outcome, machines, on_case, on_begin)
+                _measure_pair(plan, trees, files, number, outcome, machines, on_case, on_begin)
                 done += 1
         except KeyboardInterrupt:
             if not done:
@@ -137,6 +135,7 @@ def _write(
 def _measure_pair(
     plan: AbPlan,
     trees: Sequence[Tree],
+    files: Sequence[Mapping[Path, Path]],
     number: int,
     outcome: Interleaved,
     machines: dict[str, Machine],
@@ -148,16 +147,17 @@ def _measure_pair(
         sides: list[Side] = []
         strategies: dict[str, tuple[str, ...]] = {}
         unmatched: dict[str, Mapping[str, str]] = {}
-        pairs = list(zip(LABELS, trees, strict=True))
-        for label, tree in pairs if number % 2 == 0 else reversed(pairs):
+        pairs = list(zip(LABELS, trees, files, strict=True))
+        for label, tree, own in pairs if number % 2 == 0 else reversed(pairs):
             side = Side(
                 label,
                 tree,
                 plan.settings,
                 plan.patterns,
-                plan.files,
+                own,
                 plan.hang_s,
                 machines.get(label),
+                core=number,
             )
             stack.callback(side.stop)
             # One after the other: finding out how fast the machine copies wants it alone.
@@ -175,11 +175,11 @@ def _measure_pair(
             )
         on_begin(cases, strategies)
         for case in cases:
-            own = {
+            of_op = {
                 label: [name for name in names if name.startswith(f"{case.op}.")]
                 for label, names in strategies.items()
             }
-            outcome.measure(case, sides, own)
+            outcome.measure(case, sides, of_op)
             on_case(number, case)
 
 

@@ -164,6 +164,7 @@ class Interleaved:
             _let_sides_end,
             most_calls=most,
             calls=known,
+            alike=lambda key: key[1:],  # whichever side's
         )
         for key, sampling in found.items():
             known.setdefault(key, sampling.calls_per_sample)

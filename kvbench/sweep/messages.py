@@ -27,6 +27,8 @@ class SetUp(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Python files of the user's, as seen from the side's folder."""
     machine: Machine | None
     """What an earlier process of the side found out; None: find out."""
+    core: int = 0
+    """The number of the core that its samples begin on, the same as the other side's."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):

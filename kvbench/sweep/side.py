@@ -29,6 +29,7 @@ from kvbench.sweep.measure import (
 )
 from kvbench.sweep.worker import die_with, limit_memory
 from kvbench.timing.clocks import Clock
+from kvbench.timing.cores import move_to_core
 from kvbench.timing.idle import wait_until_idle
 from kvbench.timing.rounds import Sampling
 
@@ -46,6 +47,8 @@ class Lead:
 
     def __init__(self, hears: BinaryIO, says: BinaryIO) -> None:
         self._hears, self._says = hears, says
+        self.core = 0
+        """The number of the core that samples begin on."""
 
     def greeting(self) -> messages.SetUp:
         """The first message.
@@ -62,6 +65,7 @@ class Lead:
                 f"expected {spoken}"
             )
         asked: messages.SetUp = messages.decode_to_side(line)
+        self.core = asked.core
         return asked
 
     def hear(self) -> Any:  # noqa: ANN401 - a message
@@ -106,6 +110,7 @@ class Lead:
         while isinstance(asked := self.hear(), messages.Sample):
             subject = subjects[asked.subject]
             try:
+                move_to_core(self.core)
                 if bench.flush is not None:
                     bench.flush()
                 else:

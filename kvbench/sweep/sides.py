@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,12 @@ class Side:
         tree: What it measures.
         settings: How.
         patterns: Of strategies.
-        files: The user's files of strategies.
+        files: Where the tree has the user's files of strategies, with what the user called them.
         hang_s: The longest that a step may take.
         machine: What an earlier process of the tree found out; None: find out.
+        core: The number of the core that its samples begin on.
 
     Raises:
-        InputError: There is no such file of strategies.
         KvbenchError: What the tree names as its interpreter can't be started.
     """
 
@@ -72,14 +72,15 @@ class Side:
         tree: Tree,
         settings: Settings,
         patterns: Sequence[str],
-        files: Sequence[Path],
+        files: Mapping[Path, Path],
         hang_s: float,
         machine: Machine | None = None,
+        core: int = 0,
     ) -> None:
         self.label, self.tree = label, tree
         self._settings, self._patterns, self._hang_s = settings, patterns, hang_s
-        self._files = {str(tree.file(file)): str(file) for file in files}
-        self._machine = machine
+        self._files = {str(where): str(name) for where, name in files.items()}
+        self._machine, self._core = machine, core
         self._file_of: dict[str, Path] = {}
         self._start()
 
@@ -113,6 +114,7 @@ class Side:
                     patterns=tuple(self._patterns),
                     files=tuple(self._files),
                     machine=self._machine,
+                    core=self._core,
                 )
             )
         except BaseException:  # nobody has it yet who would stop it

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,19 +51,40 @@ class Tree:
         # They may be relative to the current folder, and its process runs in another.
         return found | {"PYTHONPATH": os.pathsep.join(str(each.absolute()) for each in folders)}
 
-    def file(self, path: Path) -> Path:
-        """A file of the user's: the tree's own where it has it, else the one that is there.
+    def own(self, path: Path) -> Path | None:
+        """A file of the user's as the tree has it; None if it doesn't."""
+        found = self.folder / self.prefix / path
+        return found if found.is_file() else None
 
-        Raises:
-            InputError: There is none.
-        """
-        for found in (self.folder / self.prefix / path, path.absolute()):
-            if found.is_file():
-                return found
-        raise InputError(
-            f"strategy file {str(path)!r}: neither in {self.name} nor in the current folder; "
-            "expected a Python file"
-        )
+
+def strategy_files(trees: Sequence[Tree], files: Sequence[Path]) -> list[dict[Path, Path]]:
+    """Where each tree has the user's files of strategies, with what the user called them.
+
+    A file that a tree lacks and another has is new, or gone: no other takes its place. What is in
+    no tree, or is named by its whole path, is the same for all.
+
+    Args:
+        trees: Those that are measured.
+        files: As the user named them.
+
+    Raises:
+        InputError: A file is nowhere.
+    """
+    found: list[dict[Path, Path]] = [{} for _ in trees]
+    for file in files:
+        own = [tree.own(file) for tree in trees]
+        if not any(own):
+            if not file.is_file():
+                raise InputError(
+                    f"strategy file {str(file)!r}: neither in "
+                    f"{' nor in '.join(tree.name for tree in trees)} nor in the current folder; "
+                    "expected a Python file"
+                )
+            own = [file.absolute()] * len(trees)
+        for of_tree, path in zip(found, own, strict=True):
+            if path is not None:
+                of_tree[path] = file
+    return found
 
 
 @contextmanager
