@@ -369,9 +369,6 @@ def ab(
     asked = _asked(**judging)
     given = given_axes(axes, ops, seed)
     named = get_preset(preset) if preset is not None else None
-    for file in files:
-        if not file.is_file():
-            raise InputError(f"strategy file {str(file)!r}: expected a Python file")
 
     from kvbench import devices
     from kvbench.sweep.ab import AbPlan

@@ -229,6 +229,17 @@ def test_that_half_of_the_cells_changed_is_no_noise():
     assert {each.cell.strategy for each in found.slower} == {f"write.s{n}" for n in range(20)}
 
 
+@pytest.mark.parametrize(("processes", "verdict"), [((20,) * 5, "UNSURE"), ((), "SLOWER")])
+def test_of_runs_apart_samples_of_one_process_are_one_witness(processes, verdict):
+    """Three slow processes of five move a median of all samples as a slower strategy does."""
+    base, new = apart(np.random.default_rng(0), [1.0] * 20, count=100)
+    slow = np.array(new[0].measurement.samples_s)
+    slow[:60] *= 1.6
+    new[0] = timed(slow.tolist(), "write.s0", processes=processes)
+    base[0] = timed(base[0].measurement.samples_s, "write.s0", processes=processes)
+    assert judge(base, new, interleaved=False).judged[0].verdict == verdict
+
+
 def test_a_slowdown_of_everything_is_the_machine_s_if_the_controls_say_so():
     rng = np.random.default_rng(0)
     rows = apart(rng, np.exp(rng.normal(0, 0.01, 40)), shift=1.2)

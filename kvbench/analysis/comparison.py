@@ -4,6 +4,7 @@ A difference is called one only if it is all of these: significant after correct
 of cells, larger than the least effect that matters, and larger than what the clock itself takes.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -257,9 +258,21 @@ def _timing(old: Result, new: Result, *, interleaved: bool) -> _Timing:
             np.array([np.median(part) for part in parts]),
             np.array([_error_of_median(part) for part in parts]),
         )
-    logs = [np.log(np.array(each.samples_s)) for each in (base, other)]
-    error = np.hypot(_error_of_median(logs[0]), _error_of_median(logs[1]))
-    return _Timing(np.array([np.median(logs[1]) - np.median(logs[0])]), np.array([error]))
+    known = [_alone(each) for each in (base, other)]
+    log = known[1][0] - known[0][0]
+    return _Timing(np.array([log]), np.array([np.hypot(known[0][1], known[1][1])]))
+
+
+def _alone(measurement: Measurement) -> tuple[float, float]:
+    """The median of one run's logarithms, and its standard error."""
+    logs = np.log(np.array(measurement.samples_s))
+    error = _error_of_median(logs)
+    if len(measurement.processes) > 1:
+        # Samples of one process are not as many witnesses of the next as they are.
+        parts = np.split(logs, np.cumsum(measurement.processes)[:-1])
+        spread = float(np.std([np.median(part) for part in parts], ddof=1))
+        error = max(error, spread / math.sqrt(len(parts)))
+    return float(np.median(logs)), error
 
 
 def _error_of_median(values: Array) -> float:
