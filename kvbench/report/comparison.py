@@ -169,7 +169,18 @@ def cells_table(comparison: Comparison, most: int | None = MOST_CELLS) -> Table 
             )
             for each in found[:most]
         ),
-        left_out(len(found), most),
+        " ".join(
+            filter(
+                None,
+                (
+                    # Else a reader would divide the two, and wonder.
+                    "Ratios are of samples of one round, times the medians of all."
+                    if comparison.interleaved
+                    else "",
+                    left_out(len(found), most),
+                ),
+            )
+        ),
     )
 
 
