@@ -82,8 +82,8 @@ PRESETS: Mapping[str, Preset] = {
         _preset(
             "gpu",
             "the full sweep for a GPU: block sizes, head counts, dtypes, decode batches",
-            # The hundred samples, of half a millisecond, that a cell has at most.
-            0.05,
+            # Sixty samples of half a millisecond: ten minutes in all, by the four clocks of a GPU.
+            0.03,
             # A curve at every doubling; what it depends on at every sixteenth.
             "op=write,read seq_len=1:16384:*2",
             "op=write,read seq_len=1:4096:*16 block_size=16,32,64 num_kv_heads=1,8,32",

@@ -7,13 +7,16 @@ import sys
 
 import pytest
 import torch
+from called import call
 from simulated_cuda import DEVICE, simulated_cuda
 
 from kvbench import devices
 from kvbench.cases import Case
 from kvbench.errors import InputError
+from kvbench.store import load
 from kvbench.strategies import registry
 from kvbench.strategies.base import Strategy
+from kvbench.sweep import calibration
 from kvbench.sweep.bench import Settings, examine, set_up
 from kvbench.sweep.launches import counted, predicted
 from kvbench.sweep.measure import measure_case
@@ -30,6 +33,7 @@ from kvbench.timing.clocks import (
     empty_launch,
     floors,
 )
+from kvbench.timing.rounds import StoppingRule
 from kvbench.workload import build
 
 SMALL = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "block_size": 4}
@@ -360,3 +364,47 @@ def test_a_case_that_does_not_fit_the_device_is_not_begun():
     with simulated_cuda(free=0, reserved=0, allocated=0):
         (row,) = measured("write", "write.index_put").values()
     assert row.status == "does not fit"
+
+
+# Whole commands.
+
+
+@pytest.mark.usefixtures("cuda", "small_buffers")
+def test_a_run_on_a_gpu_is_measured_ranked_and_plotted_by_all_of_its_clocks(
+    monkeypatch, capsys, tmp_path
+):
+    folder = tmp_path / "run"
+    axes = [f"{name}={value}" for name, value in SMALL.items()]
+    options = ["--in-process", "--cell-seconds", "0.005", "--device", "cuda", "-o", folder]
+    for axis in ("op=write", "seq_len=4,13", *axes):
+        options += ["-a", axis]
+    for name in ("write.index_put", "write.indexing"):
+        options += ["-s", name]
+    ended = call(monkeypatch, capsys, "run", *options)
+    assert ended.code == 0, ended.err
+    run = load(folder)
+    assert run.info.environment.device == "cuda:0"
+    assert run.info.environment.device_name == "Simulated GPU"
+    timed = {(row.clock, row.status) for row in run.results if row.phase == "run"}
+    assert timed >= {(clock, "ok") for clock in ("wall", "enqueue", "device", "graph")}
+    assert "write.index_put" in ended.out
+    assert list((folder / "plots").iterdir())
+    for command in ("rank", "fit"):
+        assert call(monkeypatch, capsys, command, folder).code == 0
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_check_on_a_gpu_checks(monkeypatch, capsys):
+    options = ["-a", "op=read", "-a", "seq_len=5", "-s", "read.gather", "--device", "cuda"]
+    ended = call(monkeypatch, capsys, "check", *options)
+    assert ended.code == 0, ended.err
+    assert "cuda:0" in ended.out
+
+
+@pytest.mark.usefixtures("cuda")
+def test_the_trial_of_a_gpu_waits_for_the_device_in_each_call(monkeypatch):
+    monkeypatch.setattr(
+        calibration, "_RULE", StoppingRule(min_rounds=5, max_rounds=5, cell_seconds=1e9)
+    )
+    found = calibration.trial(registry.get("write.index_put"), WRITE, clocks_for(DEVICE)[0], DEVICE)
+    assert found.strategy == "write.index_put"

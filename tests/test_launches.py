@@ -218,6 +218,12 @@ def test_attention_taken_for_one_kernel_is_said_to_be():
     assert foretold(registry.get("write.index_put"), ONE, "run").assumption == ""
 
 
+def test_what_a_gpu_refuses_has_the_reason_for_its_launches():
+    told = foretold(registry.get("write.cuda"), ONE, "run", hip=True)
+    assert (told.counts, told.copies) == (None, False)
+    assert "NVIDIA" in told.reason
+
+
 @pytest.mark.parametrize("strategy", ["index.pinned", "index.numpy"])
 def test_an_index_that_arrays_make_is_an_upload(strategy):
     case = Case(op="index", seq_len=5, batch=3, lengths="equal")

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import click
 import pytest
+from simulated_cuda import DEVICE, simulated_cuda
 
 from kvbench import cli
 from kvbench.presets import PRESETS
+from kvbench.strategies import registry
+from kvbench.sweep.forecast import forecast
+from kvbench.sweep.runner import Plan
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("benchmarks_gpu", ROOT / "benchmarks" / "gpu.py")
@@ -49,6 +53,28 @@ def test_the_sweep_is_the_gpu_preset_into_the_folder(steps, tmp_path):
     assert sweep[-2:] == ["-o", str(tmp_path / "out" / "run")]
     for name in ("plots", *gpu._TABLES):
         assert str(tmp_path / "out" / "run") in commands(steps)[name]
+
+
+def test_the_gpu_preset_samples_for_ten_minutes_at_most():
+    # By as many clocks as a GPU has; a simulated one supports what is not compiled for it.
+    preset = PRESETS["gpu"]
+    with simulated_cuda(free=1 << 40):
+        ahead = forecast(
+            Plan(
+                cases=preset.cases(),
+                strategies=registry.all_strategies(),
+                device=DEVICE,
+                command="",
+                preset="gpu",
+                seed=0,
+                cell_seconds=preset.cell_seconds,
+                call_budget_s=10.0,
+                layers=1,
+                clocks=(),
+                cache="hot",
+            )
+        )
+    assert 300 < ahead.at_most_s <= 600
 
 
 def test_every_command_has_the_options_that_it_is_given(steps):

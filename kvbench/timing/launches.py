@@ -149,7 +149,7 @@ class FusedAttention:
     """
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls: int = 0
 
     def attend(
         self,
@@ -192,7 +192,8 @@ class _GuardFree(TorchFunctionMode):
             torch.Tensor.item: _ATEN._local_scalar_dense.default,
             scaled_dot_product_attention: self._attend,
         }
-        return routes.get(func, func)(*args, **(kwargs or {}))
+        route: Any = routes.get(func, func)
+        return route(*args, **(kwargs or {}))
 
     def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         target = kwargs.pop("device", None) or (args[0] if args else None)
