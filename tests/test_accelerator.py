@@ -115,9 +115,10 @@ def test_the_copy_of_a_device_is_the_driver_s_or_a_kernel_s(cuda, monkeypatch, o
 # Events.
 
 
-def test_events_are_recorded_around_the_call(ones):
+def test_events_are_recorded_around_the_call(cuda, ones):
+    cuda.skew_s = 2.0  # torch gives milliseconds
     accelerator = TorchAccelerator(DEVICE)
-    assert 0 < accelerator.between_events_s(lambda: ones.add_(1)) < 1
+    assert 2 < accelerator.between_events_s(lambda: ones.add_(1)) < 20
     assert ones.tolist() == [2.0] * 8
 
 
