@@ -366,6 +366,14 @@ def test_far_pools_are_checked_on_a_simulated_gpu(case):
             assert "write.wraps: wrote where no token lives" in found
 
 
+@pytest.mark.parametrize("case", FAR, ids=lambda case: f"{case.op}-{case.layout}")
+def test_every_strategy_of_a_cpu_does_the_same_at_the_end_of_a_pool(case, cpu):
+    small = dataclasses.replace(case, seq_len=9, num_heads=2, num_kv_heads=2, head_dim=16)
+    every = of(small)
+    assert len(doing(small, every, cpu)) > 3
+    assert far_faults(small, every, cpu, place(small).num_blocks + 50) == []
+
+
 def test_blocks_beyond_a_number_of_elements_begin_behind_it():
     for case in FAR:
         first = blocks_beyond(case, 1 << 31) - place(case).num_blocks
@@ -424,6 +432,15 @@ def test_counted_launches_are_the_predicted_ones_on_a_gpu(case, gpu):
     found, seen = miscounted(case, of(case), gpu)
     assert seen > 0
     assert found == []
+
+
+@pytest.mark.parametrize("case", [*COUNTED, *GRAPHED], ids=Case.label)
+def test_strategies_have_predictions_that_a_gpu_can_be_held_against(case):
+    told = [foretold(each, case, "run") for each in of(case)]
+    known = [each.counts for each in told if each.counts is not None]
+    assert len(known) >= 2
+    if case in GRAPHED:
+        assert any(counts.synchronizations == 0 for counts in known)
 
 
 def test_launches_are_held_against_predictions_on_a_simulated_gpu():

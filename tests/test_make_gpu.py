@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.util
+import re
 import shlex
 import sys
 import time
@@ -88,6 +89,23 @@ def test_every_command_has_the_options_that_it_is_given(steps):
         assert parsed
 
 
+def test_the_guide_names_every_step_with_its_limit_and_no_test_that_is_not_there(steps):
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    rows = re.findall(
+        r"^\| ([a-z, -]+) \| .* \| ([\d.]+) (min|s)(?: each)? \| .* \|$", text, re.MULTILINE
+    )
+    limits = {
+        name: float(limit) * (60 if unit == "min" else 1)
+        for names, limit, unit in rows
+        for name in names.split(", ")
+    }
+    assert limits == {each.name: each.limit_s for each in steps}
+    named = set(re.findall(r"`(test_\w+\.py)", text))
+    assert named
+    for each in named:
+        assert "mark.gpu" in (ROOT / "tests" / each).read_text(), each
+
+
 def test_tests_that_time_something_have_the_gpu_to_themselves(steps):
     together, alone = (commands(steps)[name] for name in ("tests", "tests-alone"))
     assert together[1:3] == alone[1:3] == ["-m", "gpu"]
@@ -139,15 +157,15 @@ CHILD = (
 )
 
 
-@pytest.mark.parametrize("script", [FOREVER, DEAF, CHILD])
+@pytest.mark.parametrize("script", [FOREVER, CHILD], ids=["polite", "deaf child"])
 def test_a_step_that_takes_too_long_is_ended_with_all_that_it_started(
     script, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(gpu, "_TO_END_S", 0.5)
     started = time.monotonic()
-    outcome = gpu.run_step(step("endless", script, limit_s=1.0), tmp_path)
+    outcome = gpu.run_step(step("endless", script, limit_s=3.0), tmp_path)
     assert outcome.code is None
-    assert outcome.said() == "interrupted after 1 s"
+    assert outcome.said() == "interrupted after 3 s"
     assert time.monotonic() - started < 30
     assert "begun" in (tmp_path / "endless.txt").read_text()
 
