@@ -1,6 +1,8 @@
 """Launch counts, predicted from the op stream of fake CUDA tensors."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -231,6 +233,22 @@ def test_an_index_that_arrays_make_is_an_upload(strategy):
     assert found.memcpys >= 1
     # Of pinned memory nobody waits for the upload.
     assert (found.synchronizations == 0) == (strategy == "index.pinned")
+
+
+_FIRST = """
+import sys, torch
+from kvbench.timing.launches import fake_cuda
+with fake_cuda():
+    torch.zeros(3, device="cuda")
+from torch._dynamo.device_interface import CpuInterface
+sys.exit(torch.Event not in CpuInterface.Event.__mro__)
+"""
+
+
+def test_torch_keeps_none_of_what_stands_in_for_a_device():
+    # In a process that hasn't imported what fakes import.
+    done = subprocess.run([sys.executable, "-c", _FIRST], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_can_t_be_an_index_is_named():

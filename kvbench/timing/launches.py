@@ -13,6 +13,7 @@ Events, and the memory of host tensors as NumPy sees it, have stand-ins.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -269,6 +270,7 @@ def fake_cuda(attention: FusedAttention | None = None) -> Iterator[FakeTensorMod
     Args:
         attention: The assumption about torch's attention; without it, a call of it raises.
     """
+    import_module("torch._dynamo")  # fakes import it, and it derives a class from torch.Event
     event: Any = torch.Event
     torch.Event = _Event  # type: ignore[assignment,misc]
     try:
