@@ -8,8 +8,8 @@ ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 COVERED := kvbench.timing kvbench.devices kvbench.sweep.launches kvbench.sweep.replay
-COVERING := $(addprefix tests/test_,$(addsuffix .py,accelerator cache clocks devices gpu idle \
-    launches timing))
+COVERING := $(addprefix tests/test_,$(addsuffix .py,accelerator cache clocks cores devices gpu \
+    idle launches timing))
 MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help

@@ -236,7 +236,8 @@ def _compared(
         new.results,
         rules,
         interleaved=together,
-        control=controls(base.info, new.info),
+        # What one machine does to both in turns, its controls tell nothing of.
+        control=0.0 if together else controls(base.info, new.info),
     )
     compared = gate(found, base.results, new.results, allow_lost=asked.allow_lost)
     if nothing_compared(compared):
@@ -368,9 +369,6 @@ def ab(
     asked = _asked(**judging)
     given = given_axes(axes, ops, seed)
     named = get_preset(preset) if preset is not None else None
-    for file in files:
-        if not file.is_file():
-            raise InputError(f"strategy file {str(file)!r}: expected a Python file")
 
     from kvbench import devices
     from kvbench.sweep.ab import AbPlan

@@ -125,6 +125,46 @@ def test_one_process_that_was_slow_is_no_difference():
     assert judge(base, new).judged[0].verdict == "UNSURE"
 
 
+def disturbed(rng, rows, pairs):
+    """Rows whose samples of some pairs of processes were taken while others used the machine."""
+    found = []
+    for row in rows:
+        samples = np.array(row.measurement.samples_s)
+        for pair in pairs:
+            part = slice(pair * ROUNDS, (pair + 1) * ROUNDS)
+            samples[part] *= np.exp(np.abs(rng.normal(0, 1.5, ROUNDS)))
+        kept = {"processes": row.measurement.processes, "seq_len": row.case.seq_len}
+        found.append(timed(samples.tolist(), row.strategy, **kept))
+    return found
+
+
+def test_pairs_that_the_machine_disturbed_neither_hide_a_tenth_nor_make_one():
+    rng = np.random.default_rng(0)
+    base, new = both(rng, strategies_of(12) | {"write.s3": 1.1}, process=0.01)
+    found = judge(disturbed(rng, base, (0, 3)), disturbed(rng, new, (0, 3)))
+    assert [s.strategy for s in found.summaries if s.verdict == "SLOWER"] == ["write.s3"]
+    assert {each.cell.strategy for each in found.slower} <= {"write.s3"}
+    (slow,) = (s for s in found.summaries if s.strategy == "write.s3")
+    assert slow.ratio.median == pytest.approx(1.1, rel=0.03)
+
+
+def test_cells_that_go_together_are_not_taken_for_many_that_agree():
+    """A process that is slow at one strategy is so in all of its cases."""
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(10):
+        rows = ([], [])
+        for number, side in itertools.product(range(12), rows):
+            own = rng.normal(0, 0.03, PAIRS)
+            for seq_len in range(1, 9):
+                logs = np.repeat(own, ROUNDS) + rng.normal(0, 0.01, PAIRS * ROUNDS)
+                kept = {"processes": (ROUNDS,) * PAIRS, "seq_len": seq_len}
+                side.append(timed((1e-4 * np.exp(logs)).tolist(), f"write.s{number}", **kept))
+        found = judge(*rows)
+        alarms += sum(summary.verdict in {"SLOWER", "FASTER"} for summary in found.summaries)
+    assert alarms <= 1
+
+
 def test_what_is_significant_alone_is_not_among_two_hundred():
     df = np.full(200, 60.0)
     t_values = np.append(np.linspace(-2, 2, 199), 3.5)
@@ -187,6 +227,17 @@ def test_that_half_of_the_cells_changed_is_no_noise():
     found = judge(*apart(rng, factors), interleaved=False)
     assert found.noise < 0.06  # the range of those that are left
     assert {each.cell.strategy for each in found.slower} == {f"write.s{n}" for n in range(20)}
+
+
+@pytest.mark.parametrize(("processes", "verdict"), [((20,) * 5, "UNSURE"), ((), "SLOWER")])
+def test_of_runs_apart_samples_of_one_process_are_one_witness(processes, verdict):
+    """Three slow processes of five move a median of all samples as a slower strategy does."""
+    base, new = apart(np.random.default_rng(0), [1.0] * 20, count=100)
+    slow = np.array(new[0].measurement.samples_s)
+    slow[:60] *= 1.6
+    new[0] = timed(slow.tolist(), "write.s0", processes=processes)
+    base[0] = timed(base[0].measurement.samples_s, "write.s0", processes=processes)
+    assert judge(base, new, interleaved=False).judged[0].verdict == verdict
 
 
 def test_a_slowdown_of_everything_is_the_machine_s_if_the_controls_say_so():

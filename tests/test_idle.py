@@ -1,101 +1,109 @@
-"""Waiting until the other threads of this process sleep, and no longer than that."""
+"""Waiting until a process leaves the cores to others, as the system shows its threads."""
 
 import threading
-import time
-from types import SimpleNamespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from kvbench.timing import idle
+from kvbench.timing.idle import LONGEST_S, wait_until_idle
+
+
+@dataclass
+class Tasks:
+    """The threads of this process in a folder, and the time that it waits for them."""
+
+    folder: Path
+    now_s: float = 0.0
+    slept_s: list[float] = field(default_factory=list)
+    happens: list[Callable] = field(default_factory=list)
+    """What the threads do in each wait, in turn."""
+
+    def set(self, number: int, state: str, name: bytes = b"python") -> None:
+        task = self.folder / str(number)
+        task.mkdir(exist_ok=True)
+        (task / "stat").write_bytes(b"%d (%b) %b 1 2 R R\n" % (number, name, state.encode()))
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+        if self.happens:
+            self.happens.pop(0)()
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """Time that only sleeping takes."""
-    now = SimpleNamespace(s=0.0, slept=[])
-
-    def sleep(seconds):
-        now.slept.append(seconds)
-        now.s += seconds
-
-    monkeypatch.setattr(idle, "time", SimpleNamespace(monotonic=lambda: now.s, sleep=sleep))
-    return now
+def tasks(tmp_path, monkeypatch) -> Tasks:
+    made = Tasks(tmp_path / "task")
+    made.folder.mkdir()
+    monkeypatch.setattr(idle, "_TASKS", made.folder)
+    monkeypatch.setattr(idle, "time", made)
+    made.set(threading.get_native_id(), "R")  # it is the one that looks
+    return made
 
 
-@pytest.fixture
-def threads(tmp_path, monkeypatch):
-    """A process whose threads' states a test writes, by thread."""
-    monkeypatch.setattr(idle, "_TASKS", tmp_path)
-
-    def say(**states):
-        for name, state in states.items():
-            folder = tmp_path / name.removeprefix("t")
-            folder.mkdir(exist_ok=True)
-            (folder / "stat").write_text(f"1 (a (strange) R name) {state} 0 0\n")
-
-    return say
+def test_who_is_idle_is_not_waited_for(tasks):
+    for number, state in enumerate("SDTZIt", start=1):
+        tasks.set(number, state)
+    wait_until_idle()
+    assert tasks.slept_s == []
 
 
-def test_where_all_sleep_nothing_is_waited_for(clock, threads):
-    threads(t1="S", t2="D", t3="Z")
-    idle.wait_until_idle()
-    assert clock.slept == []
+@pytest.mark.parametrize(
+    "name", [b"python", b"a b", b"pool) S 1", b"(R)", b") R ", b"", b"\xc3", b"a\nb"]
+)
+def test_a_thread_that_runs_is_waited_for_whatever_its_name(tasks, name):
+    tasks.set(1, "R", name)
+    tasks.set(2, "S", b") R 1")
+    tasks.happens = [lambda: None, lambda: None, lambda: tasks.set(1, "S", name)]
+    wait_until_idle()
+    assert len(tasks.slept_s) == 3
 
 
-def test_a_thread_that_runs_is_waited_for_until_it_sleeps(clock, threads, monkeypatch):
-    threads(t1="S", t2="R")
-    looks = []
-
-    def running(tasks, own, look=idle._running):
-        looks.append(own)
-        if len(looks) == 4:
-            threads(t2="S")
-        return look(tasks, own)
-
-    monkeypatch.setattr(idle, "_running", running)
-    idle.wait_until_idle()
-    assert len(looks) == 4
-    assert 0 < clock.s < idle.LONGEST_S
+def test_every_thread_is_waited_for(tasks):
+    tasks.set(1, "R")
+    tasks.set(2, "R")
+    tasks.happens = [
+        lambda: tasks.set(1, "S"),
+        lambda: tasks.set(3, "R"),
+        lambda: tasks.set(2, "S"),
+        lambda: tasks.set(3, "S"),
+    ]
+    wait_until_idle()
+    assert len(tasks.slept_s) == 4
 
 
-def test_a_thread_that_works_on_is_waited_for_no_longer_than_the_limit(clock, threads):
-    threads(t2="R")
-    idle.wait_until_idle(0.01)
-    assert 0.01 <= clock.s < 0.011
+def test_a_thread_that_has_ended_is_not_waited_for(tasks):
+    tasks.set(1, "R")
+    tasks.happens = [(tasks.folder / "1" / "stat").unlink]
+    wait_until_idle()
+    assert len(tasks.slept_s) == 1
 
 
-def test_this_thread_is_not_waited_for(clock, threads):
-    threads(**{f"t{threading.get_native_id()}": "R"})
-    idle.wait_until_idle()
-    assert clock.slept == []
+@pytest.mark.parametrize("limit_s", [0.0, 0.01, LONGEST_S])
+def test_a_thread_that_goes_on_is_waited_for_no_longer_than_the_limit(tasks, limit_s):
+    tasks.set(1, "R")
+    wait_until_idle(limit_s)
+    assert limit_s <= tasks.now_s <= limit_s + 1e-3
 
 
-def test_a_thread_that_has_ended_meanwhile_is_no_longer_there(clock, threads, tmp_path):
-    threads(t1="S")
-    (tmp_path / "7").mkdir()
-    idle.wait_until_idle()
-    assert clock.slept == []
+def test_where_threads_are_not_shown_it_waits_a_while(tasks, monkeypatch):
+    monkeypatch.setattr(idle, "_TASKS", tasks.folder / "none")
+    wait_until_idle()
+    wait_until_idle(0.001)
+    assert tasks.slept_s == [0.02, 0.001]
 
 
-def test_where_threads_are_not_seen_a_while_is_waited(clock, tmp_path, monkeypatch):
-    monkeypatch.setattr(idle, "_TASKS", tmp_path / "none")
-    idle.wait_until_idle()
-    idle.wait_until_idle(0.001)
-    assert clock.slept == [idle._WHERE_UNSEEN_S, 0.001]
-
-
-@pytest.mark.skipif(not idle._TASKS.exists(), reason="threads' states are Linux's")
-def test_a_real_thread_that_sleeps_is_not_waited_for():
-    ended = threading.Event()
-    thread = threading.Thread(target=ended.wait)
-    thread.start()
+def test_this_process_comes_to_rest():
+    go_on = threading.Event()
+    waiting = threading.Thread(target=go_on.wait)
+    waiting.start()
     try:
-        own = str(threading.get_native_id())
-        deadline = time.monotonic() + 10
-        state = idle._TASKS / str(thread.native_id)
-        while any(idle._running([state], own)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert list(idle._running([state], own)) == [False]
+        wait_until_idle(60.0)
     finally:
-        ended.set()
-        thread.join()
+        go_on.set()
+        waiting.join()

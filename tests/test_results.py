@@ -120,9 +120,23 @@ def test_an_untimed_row_survives_json(case, status, reason):
     assert round_trip(row) == row
 
 
+@pytest.mark.parametrize("processes", [(), (5,), (2, 3), (1,) * 5])
+def test_samples_of_several_processes_are_told_apart(processes):
+    timed = measurement(processes=processes)
+    assert round_trip(timed) == timed
+    assert timed.processes == processes
+
+
+@pytest.mark.parametrize("processes", [(4,), (6,), (2, 2), (5, 0), (6, -1), (3, 3, -1)])
+def test_every_sample_is_from_one_process(processes):
+    with pytest.raises(InputError) as raised:
+        measurement(processes=processes)
+    assert str(raised.value) == f"processes={processes!r}: expected the samples of each, 5 in all"
+
+
 @pytest.mark.parametrize("preset", [None, "cpu"])
 def test_what_holds_for_a_run_survives_json(preset):
-    info = run_info(preset=preset, floors_s={"wall": 1 / 3})
+    info = run_info(preset=preset, floors_s={"wall": 1 / 3}, interleaved="ab", tree="HEAD~1")
     assert round_trip(info) == info
     assert isinstance(round_trip(info), RunInfo)
 

@@ -1,5 +1,6 @@
 """A run's folder: written row by row, read back whole, and what can go wrong with it."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -66,6 +67,25 @@ def test_a_run_reads_back_as_written(folder):
     assert run.info == run_info()
     assert run.results == ROWS
     assert run.warnings == ()
+
+
+def test_a_run_of_before_trees_were_compared_reads_back(folder):
+    old = json.loads((folder / RUN_FILE).read_bytes())
+    assert {old.pop("interleaved"), old.pop("tree")} == {None}
+    (folder / RUN_FILE).write_text(json.dumps(old))
+    for number, line in enumerate((folder / ROWS_FILE).read_bytes().splitlines(), start=1):
+        row = json.loads(line)
+        assert row["measurement"].pop("processes") == []
+        rewrite_line(folder, number, json.dumps(row).encode())
+    run = load(folder)
+    assert (run.info, run.results) == (run_info(), ROWS)
+
+
+def test_a_run_that_was_measured_in_turns_reads_back(tmp_path):
+    row = dataclasses.replace(ROWS[0], measurement=measurement(processes=(2, 3)))
+    run = load(run_folder(tmp_path / "run", [row], interleaved="together", tree="main"))
+    assert (run.info.interleaved, run.info.tree) == ("together", "main")
+    assert run.results == (row,)
 
 
 @given(

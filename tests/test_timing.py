@@ -380,3 +380,88 @@ def test_subjects_that_are_about_as_fast_have_as_many_calls():
     found = {"a": (1.0e-6, 512), "b": (1.1e-6, 256), "c": (1e-4, 8), "d": (1.2e-4, 4)}
     assert rounds.equal_calls(found) == {"a": 512, "b": 512, "c": 8, "d": 8}
     assert rounds.equal_calls({}) == {}
+
+
+def test_calls_that_are_known_are_used_and_not_looked_for(clock):
+    subjects = {"known": clock.subject(1e-6), "found": clock.subject(1e-6)}
+    found = sample_rounds(subjects, clock, STEADY, seed=0, calls={"known": 3})
+    assert (found["known"].calls_per_sample, found["found"].calls_per_sample) == (3, 1024)
+    of_known = [calls for call, calls in clock.taken if call is subjects["known"]]
+    # One more than its samples, which warms it up.
+    assert of_known == [3] * (1 + len(found["known"].samples_s))
+
+
+def test_known_calls_of_others_do_not_change_what_is_found(clock):
+    subjects = {"known": clock.subject(1e-6), "found": clock.subject(1.2e-6)}
+    alone = sample_rounds({"found": subjects["found"]}, clock, STEADY, seed=0)
+    both = sample_rounds(subjects, clock, STEADY, seed=0, calls={"known": 7})
+    assert both["found"].calls_per_sample == alone["found"].calls_per_sample
+
+
+def test_what_is_alike_has_as_many_calls_unless_it_takes_very_long(clock):
+    times_s = {"a": 1e-6, "b": 5e-6, "slow": 1e-3, "apart": 5e-6}
+    subjects = {name: clock.subject(each) for name, each in times_s.items()}
+    found = sample_rounds(
+        subjects, clock, STEADY, seed=0, alike=lambda name: "x" if name != "apart" else name
+    )
+    counts = {name: sampling.calls_per_sample for name, sampling in found.items()}
+    assert counts["b"] == counts["a"] > counts["apart"]
+    assert counts["slow"] == 1
+
+
+def test_what_is_like_a_known_one_has_as_many_calls(clock):
+    subjects = {"known": clock.subject(1e-6), "found": clock.subject(1e-6)}
+    found = sample_rounds(
+        subjects, clock, STEADY, seed=0, calls={"known": 2048}, alike=lambda _: "both"
+    )
+    assert {sampling.calls_per_sample for sampling in found.values()} == {2048}
+
+
+@pytest.mark.parametrize("at", [1, 2, 30])
+def test_what_raises_is_told_of_and_the_others_have_whole_rounds(clock, at):
+    calls = itertools.count(1)
+    error = RuntimeError("out of luck")
+
+    def fail() -> None:
+        if next(calls) == at:
+            raise error
+
+    subjects = {**noisy(clock, 2), "fails": clock.subject(1e-3, does=fail)}
+    told = []
+    found = rounds.sample_those_that_work(
+        subjects, clock, STEADY, 0, lambda name, cause: told.append((name, cause))
+    )
+    assert told == [("fails", error)]
+    assert list(found) == ["s0", "s1"]
+    assert {len(sampling.samples_s) for sampling in found.values()} == {50}
+    del subjects["fails"]
+    del clock.taken[: -2 * 50]
+    in_rounds = rounds_taken(clock, subjects, 50)
+    assert [sorted(order) for order in in_rounds] == [["s0", "s1"]] * 50
+
+
+def test_nothing_is_sampled_where_nothing_works(clock):
+    def fail() -> None:
+        raise RuntimeError("out of luck")
+
+    subjects = {name: clock.subject(1e-3, does=fail) for name in ("one", "two")}
+    told = []
+    assert (
+        rounds.sample_those_that_work(
+            subjects, clock, STEADY, 0, lambda name, cause: told.append((name, str(cause)))
+        )
+        == {}
+    )
+    assert told == [("one", "out of luck"), ("two", "out of luck")]
+
+
+def test_what_it_is_told_may_end_it(clock):
+    def fail() -> None:
+        raise RuntimeError("out of luck")
+
+    def end(_: str, cause: BaseException) -> None:
+        raise cause
+
+    subjects = {"one": clock.subject(1e-3, does=fail), "two": clock.subject(1e-3)}
+    with pytest.raises(RuntimeError, match="out of luck"):
+        rounds.sample_those_that_work(subjects, clock, STEADY, 0, end)

@@ -97,7 +97,7 @@ if IN_WORKER:
         str(resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY)
     )
     worker._MEMORY_SHARE = 0.05
-    worker._limit_memory("cpu")
+    worker.limit_memory("cpu")
 
 
 @register

@@ -4,13 +4,14 @@ A difference is called one only if it is all of these: significant after correct
 of cells, larger than the least effect that matters, and larger than what the clock itself takes.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import optimize, stats
 
 from kvbench.analysis.moderation import moderate
 from kvbench.analysis.statistics import Estimate
@@ -134,8 +135,8 @@ def controls(base: RunInfo, new: RunInfo) -> float:
     """How far two runs' machines differ, by what no strategy has a part in.
 
     Returns:
-        The largest of the logarithms of the ratios of a copy's speed, of an empty launch and of an
-        empty call by the wall clock; no sign.
+        The larger of the logarithms of the ratios of a copy's speed and of an empty launch's time;
+        no sign.
     """
     pairs = [
         (base.copy_bandwidth.bytes_per_s, new.copy_bandwidth.bytes_per_s),
@@ -167,10 +168,21 @@ def compare(
     news = _cells(new, rules, {})
     both = [cell for cell, row in olds.items() if row.measurement and _timed(news.get(cell))]
     timings = [_timing(olds[cell], news[cell], interleaved=interleaved) for cell in both]
-    judged, noise = _judge(both, timings, olds, news, rules, control)
+    judged: tuple[Judged, ...] = ()
+    summaries: tuple[Summary, ...] = ()
+    noise = 0.0
+    if both:
+        groups = _strategies(both)
+        if max(len(timing.logs) for timing in timings) > 1:
+            known = _of_pairs(timings, list(groups.values()))
+        else:
+            known = _of_cells_apart(timings, control)
+        judged = _judge(both, known, olds, news, rules)
+        summaries = _summarise(groups, known, rules)
+        noise = known.noise
     return Comparison(
         judged=judged,
-        summaries=_summarise(both, timings, rules, control, noise),
+        summaries=summaries,
         lost=_changes(olds, news),
         new=_changes(news, olds),
         rules=rules,
@@ -209,12 +221,30 @@ def _changes(those: Mapping[Cell, Result], others: Mapping[Cell, Result]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """What is known of one cell's ratio."""
+    """What is known of one ratio."""
 
     logs: Array
     """Logarithm of new over base, one per pair of processes."""
-    error: float
-    """Standard error of their mean that the samples within the processes tell of."""
+    errors: Array
+    """Standard error of each that the samples within the pair tell of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of many ratios: an array each, one value per ratio."""
+
+    logs: Array
+    errors: Array
+    """Standard errors."""
+    df: Array
+    """Their degrees of freedom."""
+    noise: float
+    """Standard deviation of what one pair of processes gives."""
+    common: float = 0.0
+    """Variance that all of them have in common: a mean does not lessen it."""
+    design: float = 1.0
+    """How many times the variance of a mean over a strategy's cells is what it would be if they did
+    not go together (the design effect of cluster sampling)."""
 
 
 def _timing(old: Result, new: Result, *, interleaved: bool) -> _Timing:
@@ -224,12 +254,25 @@ def _timing(old: Result, new: Result, *, interleaved: bool) -> _Timing:
     if interleaved and base.processes == other.processes:
         ratios = np.log(np.array(other.samples_s) / np.array(base.samples_s))
         parts = np.split(ratios, np.cumsum(base.processes)[:-1])
-        errors = [_error_of_median(part) for part in parts]
-        medians = np.array([np.median(part) for part in parts])
-        return _Timing(medians, float(np.sqrt(np.sum(np.square(errors)))) / len(parts))
-    logs = [np.log(np.array(each.samples_s)) for each in (base, other)]
-    error = float(np.hypot(_error_of_median(logs[0]), _error_of_median(logs[1])))
-    return _Timing(np.array([np.median(logs[1]) - np.median(logs[0])]), error)
+        return _Timing(
+            np.array([np.median(part) for part in parts]),
+            np.array([_error_of_median(part) for part in parts]),
+        )
+    known = [_alone(each) for each in (base, other)]
+    log = known[1][0] - known[0][0]
+    return _Timing(np.array([log]), np.array([np.hypot(known[0][1], known[1][1])]))
+
+
+def _alone(measurement: Measurement) -> tuple[float, float]:
+    """The median of one run's logarithms, and its standard error."""
+    logs = np.log(np.array(measurement.samples_s))
+    error = _error_of_median(logs)
+    if len(measurement.processes) > 1:
+        # Samples of one process are not as many witnesses of the next as they are.
+        parts = np.split(logs, np.cumsum(measurement.processes)[:-1])
+        spread = float(np.std([np.median(part) for part in parts], ddof=1))
+        error = max(error, spread / math.sqrt(len(parts)))
+    return float(np.median(logs)), error
 
 
 def _error_of_median(values: Array) -> float:
@@ -239,29 +282,90 @@ def _error_of_median(values: Array) -> float:
     return float(1.2533 * (three - quarter) / 1.349 / np.sqrt(len(values)))
 
 
-def _errors(timings: Sequence[_Timing], control: float) -> tuple[Array, Array, float]:
-    """Standard errors of the cells' ratios, their degrees of freedom, and the noise of a pair."""
-    counts = np.array([len(timing.logs) for timing in timings], dtype=np.float64)
-    if counts.max(initial=0) > 1:
-        spread = np.array(
-            [np.var(t.logs, ddof=1) if len(t.logs) > 1 else 0.0 for t in timings], dtype=np.float64
-        )
-        moderated = moderate(spread, counts - 1)
-        # That a few pairs happen to agree does not make them surer than their samples are.
-        inner = np.array([timing.error for timing in timings])
-        errors = np.maximum(np.sqrt(moderated.variances / counts), inner)
-        return errors, moderated.df, float(np.sqrt(moderated.typical))
-    # Of one pair nothing tells how much the next would differ, but what the cells differ by among
-    # each other: most code is the same in both. What moved them all alike is not in that; if the
-    # machine did it, then it moved the controls, too.
+def _of_pairs(timings: Sequence[_Timing], groups: Sequence[Sequence[int]]) -> _Known:
+    """What several pairs of processes tell of each ratio, at least one of them more than one.
+
+    A pair counts as much as it is sure (as in a random-effects meta-analysis: DerSimonian and
+    Laird, 1986): one that the machine disturbed has samples far apart, and little weight. What
+    pairs differ by beyond their samples is common to all ratios; what a ratio's own differ by
+    beyond that widens its error.
+
+    Args:
+        timings: Of each ratio.
+        groups: Which ratios are a strategy's.
+    """
+    most = max(len(timing.logs) for timing in timings)
+    logs, squares = np.zeros((2, len(timings), most))
+    there = np.zeros((len(timings), most), dtype=bool)
+    for row, timing in enumerate(timings):
+        there[row, : len(timing.logs)] = True
+        logs[row, : len(timing.logs)] = timing.logs
+        squares[row, : len(timing.logs)] = np.square(timing.errors) + _LEAST_ERROR**2
+    df = there.sum(axis=1) - 1.0
+
+    def weighted(between: float) -> tuple[Array, Array, Array]:
+        """Means, the sums of their weights, and what pairs differ by over what they should."""
+        weights = np.where(there, 1 / (squares + between**2), 0.0)
+        sums = weights.sum(axis=1)
+        means = (weights * logs).sum(axis=1) / sums
+        spread = (weights * np.square(logs - means[:, np.newaxis])).sum(axis=1)
+        return means, sums, spread / np.maximum(df, 1)
+
+    expected = stats.chi2.median(df[df > 0]) / df[df > 0]
+
+    def too_far(between: float) -> float:
+        """Whether half of the ratios' pairs differ by more than this explains."""
+        return float(np.median(weighted(between)[2][df > 0] / expected)) - 1
+
+    between = 0.0
+    if too_far(0.0) > 0:
+        between = float(optimize.brentq(too_far, 0.0, 2 * float(np.ptp(logs)) + 1.0))
+    means, sums, spread = weighted(between)
+    moderated = moderate(spread, df)
+    # That a few pairs happen to agree does not make them surer than they should be.
+    errors = np.sqrt(np.maximum(moderated.variances, 1.0) / sums)
+    noise = float(np.sqrt(np.median(squares[there]) + between**2))
+    residuals = np.where(there, (logs - means[:, np.newaxis]), 0.0)
+    residuals /= np.sqrt(
+        (squares + between**2) * np.maximum(moderated.variances, 1.0)[:, np.newaxis]
+    )
+    design = _design_effect(residuals[:, : int(df.min()) + 1], groups)
+    return _Known(means, errors, moderated.df, noise, design=design)
+
+
+def _design_effect(residuals: Array, groups: Sequence[Sequence[int]]) -> float:
+    """How many times a strategy's mean varies between pairs as much as cells on their own would.
+
+    A process may be slow at all that one kernel does, whatever the case.
+
+    Args:
+        residuals: What each pair of a cell differs by from its cell, in standard deviations.
+        groups: Which cells are a strategy's.
+    """
+    pairs = residuals.shape[1]
+    several = [each for each in groups if len(each) > 1]
+    if pairs == 1 or not several:
+        return 1.0
+    sums = [residuals[each].sum(axis=0) / np.sqrt(len(each)) for each in several]
+    # Of pairs about their own mean; the median, since a disturbed strategy tells of no other.
+    usual = float(stats.chi2.median(1)) * (1 - 1 / pairs)
+    return float(max(np.median(np.square(sums)) / usual, 1.0))
+
+
+def _of_cells_apart(timings: Sequence[_Timing], control: float) -> _Known:
+    """What one pair tells of each cell's ratio.
+
+    Nothing in it tells how much the next pair would differ, but what the cells differ by among each
+    other: most code is the same in both. What moved them all alike is not in that; if the machine
+    did it, then it moved the controls, too.
+    """
     logs = np.array([timing.logs[0] for timing in timings])
-    inner = np.array([timing.error for timing in timings])
-    noise = NOISE_OF_FEW
-    if len(logs) >= _FEW_CELLS:
-        noise = _scatter(logs)
+    inner = np.array([timing.errors[0] for timing in timings])
+    noise = _scatter(logs) if len(logs) >= _FEW_CELLS else NOISE_OF_FEW
     noise = float(np.hypot(noise, control))
     errors = np.maximum(np.hypot(inner, noise), _LEAST_ERROR)
-    return errors, np.full(len(logs), max(_EFFICIENCY * len(logs), 3.0)), noise
+    df = np.full(len(logs), max(_EFFICIENCY * len(logs), 3.0))
+    return _Known(logs, errors, df, noise, common=control**2)
 
 
 def _scatter(logs: Array) -> float:
@@ -277,26 +381,28 @@ def _scatter(logs: Array) -> float:
     return 1.4826 * (1 + 5 / (len(ordered) - 1)) * shortest / 2
 
 
+def _strategies(cells: Sequence[Cell]) -> dict[tuple[str, Phase, str], list[int]]:
+    """The places of every strategy's cells, by phase and clock."""
+    groups: dict[tuple[str, Phase, str], list[int]] = {}
+    for index, cell in enumerate(cells):
+        groups.setdefault((cell.strategy, cell.phase, cell.clock), []).append(index)
+    return groups
+
+
 def _judge(
     both: Sequence[Cell],
-    timings: Sequence[_Timing],
+    known: _Known,
     olds: Mapping[Cell, Result],
     news: Mapping[Cell, Result],
     rules: Rules,
-    control: float,
-) -> tuple[tuple[Judged, ...], float]:
-    if not both:
-        return (), 0.0
-    errors, df, noise = _errors(timings, control)
-    means = np.array([timing.logs.mean() for timing in timings])
-    p_values = _adjusted(means / errors, df)
-    half = stats.t.ppf(0.5 + CONFIDENCE / 2, df) * errors
+) -> tuple[Judged, ...]:
+    p_values, ratios = _estimates(known)
     judged = []
     for index, cell in enumerate(both):
         base, new = olds[cell].measurement, news[cell].measurement
         assert base is not None  # noqa: S101 - both are timed
         assert new is not None  # noqa: S101 - both are timed
-        ratio = _estimate(means[index], half[index])
+        ratio = ratios[index]
         verdict, why = _verdict(ratio, float(p_values[index]), rules)
         if verdict in {"SLOWER", "FASTER"} and not _above_floor(base, new, ratio):
             verdict, why = "UNSURE", "the difference is less than a quarter of an empty call"
@@ -311,7 +417,7 @@ def _judge(
                 why=why,
             )
         )
-    return tuple(judged), noise
+    return tuple(judged)
 
 
 def _adjusted(t_values: Array, df: Array) -> Array:
@@ -320,8 +426,12 @@ def _adjusted(t_values: Array, df: Array) -> Array:
     return adjusted
 
 
-def _estimate(mean: float, half: float) -> Estimate:
-    return Estimate(*(float(np.exp(each)) for each in (mean, mean - half, mean + half)))
+def _estimates(known: _Known) -> tuple[Array, list[Estimate]]:
+    """Adjusted p-values, and ratios with their intervals."""
+    half = stats.t.ppf(0.5 + CONFIDENCE / 2, known.df) * known.errors
+    ends = np.exp([known.logs, known.logs - half, known.logs + half])
+    ratios = [Estimate(*map(float, each)) for each in ends.T]
+    return _adjusted(known.logs / known.errors, known.df), ratios
 
 
 def _above_floor(base: Measurement, new: Measurement, ratio: Estimate) -> bool:
@@ -342,47 +452,29 @@ def _verdict(ratio: Estimate, p_value: float, rules: Rules) -> tuple[Verdict, st
 
 
 def _summarise(
-    both: Sequence[Cell],
-    timings: Sequence[_Timing],
-    rules: Rules,
-    control: float,
-    noise: float,
+    groups: Mapping[tuple[str, Phase, str], Sequence[int]], known: _Known, rules: Rules
 ) -> tuple[Summary, ...]:
-    groups: dict[tuple[str, Phase, str], list[_Timing]] = {}
-    for cell, timing in zip(both, timings, strict=True):
-        groups.setdefault((cell.strategy, cell.phase, cell.clock), []).append(timing)
-    if not groups:
-        return ()
-    means = [_mean_of(group, noise, control) for group in groups.values()]
-    errors, df, _ = _errors(means, 0.0)
-    if max(len(mean.logs) for mean in means) == 1:
-        # The noise is in the errors already, and is no more to be seen from so few.
-        errors = np.maximum([mean.error for mean in means], _LEAST_ERROR)
-    logs = np.array([mean.logs.mean() for mean in means])
-    p_values = _adjusted(logs / errors, df)
-    half = stats.t.ppf(0.5 + CONFIDENCE / 2, df) * errors
-    found = []
-    for index, ((strategy, phase, clock), group) in enumerate(groups.items()):
-        ratio = _estimate(logs[index], half[index])
-        found.append(
-            Summary(
-                strategy=strategy,
-                phase=phase,
-                clock=clock,
-                cells=len(group),
-                ratio=ratio,
-                p_value=float(p_values[index]),
-                verdict=_verdict(ratio, float(p_values[index]), rules)[0],
-            )
+    """Every strategy's mean over its cells, each of which counts as much."""
+    members = list(groups.values())
+    sizes = np.array([len(each) for each in members])
+    own = np.maximum(np.square(known.errors) - known.common, _LEAST_ERROR**2)
+    variances = np.array([own[each].sum() for each in members]) / sizes**2
+    means = _Known(
+        logs=np.array([known.logs[each].mean() for each in members]),
+        errors=np.sqrt(known.design * variances + known.common),
+        df=np.array([known.df[each].min() for each in members]),
+        noise=known.noise,
+    )
+    p_values, ratios = _estimates(means)
+    return tuple(
+        Summary(
+            strategy=strategy,
+            phase=phase,
+            clock=clock,
+            cells=int(sizes[index]),
+            ratio=ratios[index],
+            p_value=float(p_values[index]),
+            verdict=_verdict(ratios[index], float(p_values[index]), rules)[0],
         )
-    return tuple(found)
-
-
-def _mean_of(group: Sequence[_Timing], noise: float, control: float) -> _Timing:
-    """A strategy's mean over its cells, by pair of processes where there are several."""
-    pairs = min(len(timing.logs) for timing in group)
-    logs = np.mean([timing.logs[:pairs] for timing in group], axis=0)
-    # The controls' part of the noise is the same in all cells: means do not lessen it.
-    own = max(noise**2 - control**2, 0.0)
-    variance = np.mean([timing.error**2 + own for timing in group]) / len(group) + control**2
-    return _Timing(logs, float(np.sqrt(variance)))
+        for index, (strategy, phase, clock) in enumerate(groups)
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvbench.cases import Case
-from kvbench.errors import InputError
+from kvbench.errors import InputError, KvbenchError
 from kvbench.results import SCHEMA_VERSION, Environment, RunInfo
 from kvbench.store import RunWriter, reserve
 from kvbench.sweep.bench import Machine, Settings
@@ -17,7 +17,7 @@ from kvbench.sweep.interleave import Interleaved, joined
 from kvbench.sweep.order import in_order
 from kvbench.sweep.runner import now
 from kvbench.sweep.sides import Side
-from kvbench.sweep.trees import Tree
+from kvbench.sweep.trees import Tree, strategy_files
 from kvbench.timing.rounds import StoppingRule
 
 LABELS = ("a", "b")
@@ -88,37 +88,54 @@ def run_ab(
         on_begin: Called when a pair of processes has started, before its first case.
 
     Raises:
-        InputError: A pattern names no strategy of either tree, or none does any of the cases.
-        KvbenchError: A tree's process can't start.
+        InputError: A pattern names no strategy of either tree, none does any of the cases, or a
+            file of strategies is in neither tree nor folder.
+        KvbenchError: A tree's process can't start. If pairs have measured all cases before, what
+            they found is written.
         StoreError: The folder holds something, or can't be written.
         KeyboardInterrupt: Before one pair of processes had measured all cases.
     """
-    with reserve(folder):
-        pass
+    files = strategy_files(trees, plan.files)
     outcome = Interleaved(plan.settings, plan.rule, {})
     machines: dict[str, Machine] = {}
     done = 0
     why: Literal["complete", "interrupted"] = "complete"
-    try:
-        for number in range(plan.processes):
-            _measure_pair(plan, trees, number, outcome, machines, on_case, on_begin)
-            done += 1
-    except KeyboardInterrupt:
-        if not done:
+    with reserve(folder):
+        try:
+            for number in range(plan.processes):
+                _measure_pair(plan, trees, files, number, outcome, machines, on_case, on_begin)
+                done += 1
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            why = "interrupted"
+        except KvbenchError:
+            if done:
+                _write(plan, trees, folder, outcome, machines)
             raise
-        why = "interrupted"
+        _write(plan, trees, folder, outcome, machines)
+    return Ended((folder / LABELS[0], folder / LABELS[1]), done, why)
+
+
+def _write(
+    plan: AbPlan,
+    trees: Sequence[Tree],
+    folder: Path,
+    outcome: Interleaved,
+    machines: Mapping[str, Machine],
+) -> None:
     together = uuid.uuid4().hex
     for label, tree in zip(LABELS, trees, strict=True):
         info = _info(plan, tree, machines[label], together)
         with RunWriter(folder / label, info) as store:
             for case in plan.cases:
                 store.append(*joined(outcome.rows[label].get(case, [])))
-    return Ended((folder / LABELS[0], folder / LABELS[1]), done, why)
 
 
 def _measure_pair(
     plan: AbPlan,
     trees: Sequence[Tree],
+    files: Sequence[Mapping[Path, Path]],
     number: int,
     outcome: Interleaved,
     machines: dict[str, Machine],
@@ -130,16 +147,17 @@ def _measure_pair(
         sides: list[Side] = []
         strategies: dict[str, tuple[str, ...]] = {}
         unmatched: dict[str, Mapping[str, str]] = {}
-        pairs = list(zip(LABELS, trees, strict=True))
-        for label, tree in pairs if number % 2 == 0 else reversed(pairs):
+        pairs = list(zip(LABELS, trees, files, strict=True))
+        for label, tree, own in pairs if number % 2 == 0 else reversed(pairs):
             side = Side(
                 label,
                 tree,
                 plan.settings,
                 plan.patterns,
-                plan.files,
+                own,
                 plan.hang_s,
                 machines.get(label),
+                core=number,
             )
             stack.callback(side.stop)
             # One after the other: finding out how fast the machine copies wants it alone.
@@ -157,11 +175,11 @@ def _measure_pair(
             )
         on_begin(cases, strategies)
         for case in cases:
-            own = {
+            of_op = {
                 label: [name for name in names if name.startswith(f"{case.op}.")]
                 for label, names in strategies.items()
             }
-            outcome.measure(case, sides, own)
+            outcome.measure(case, sides, of_op)
             on_case(number, case)
 
 

@@ -7,7 +7,7 @@ several pairs of processes, and a difference is one that pairs agree on (Kaliber
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvbench.analysis.statistics import median_interval
@@ -100,10 +100,9 @@ class Interleaved:
             try:
                 found = self._try(case, sides, left)
             except SideEnded as end:
-                self._blame(case, end, left[end.side.label])
-                end.side.renew()
-                for side in sides:
-                    side.give_up()
+                for each in (end, *_give_up(side for side in sides if side is not end.side)):
+                    self._blame(case, each, left[each.side.label])
+                    each.side.renew()
             else:
                 break
         for side, rows in zip(sides, found, strict=True):
@@ -117,7 +116,7 @@ class Interleaved:
         """Leave out whose turn it was: the others are measured anew without it."""
         for name in left if end.strategy is None else [end.strategy]:
             self._ended_on(end.side, case).append(
-                lost(case, name, None, self.settings, end.status, str(end))
+                lost(case, name, end.side.file_of(name), self.settings, end.status, str(end))
             )
 
     def _try(
@@ -132,7 +131,7 @@ class Interleaved:
             ]
             if not waiting:
                 break
-            clock = min((state.clock for _, state in waiting), key=_CLOCKS.index)
+            clock = min((state.clock for _, state in waiting), key=_position)
             together = [(side, state) for side, state in waiting if state.clock == clock]
             self._sample(case, together)
             asked = [side for side, _ in together]
@@ -148,22 +147,24 @@ class Interleaved:
 
     def _sample(self, case: Case, together: Sequence[tuple[Side, messages.Sampling]]) -> None:
         """Rounds of all subjects of both sides, by the clock that they wait for."""
-        first = together[0][1]
+        clock = together[0][1].clock
+        least_calls = max(state.least_calls for _, state in together)
         calls: dict[Key, RemoteCall] = {}
         most: dict[Key, int | None] = {}
         for side, state in together:
             for index, (strategy, phase, limit) in enumerate(state.subjects):
                 calls[side.label, strategy, phase] = RemoteCall(side, index, strategy)
                 most[side.label, strategy, phase] = limit
-        known = self._calls.setdefault((case, first.clock), {})
+        known = self._calls.setdefault((case, clock), {})
         found = sample_those_that_work(
             calls,
-            RemoteClock(first.clock, first.least_calls),
+            RemoteClock(clock, least_calls),
             self.rule,
             case.seed,
             _let_sides_end,
             most_calls=most,
             calls=known,
+            alike=lambda key: key[1:],  # whichever side's
         )
         for key, sampling in found.items():
             known.setdefault(key, sampling.calls_per_sample)
@@ -174,6 +175,22 @@ class Interleaved:
                     for strategy, phase, _ in state.subjects
                 ]
             )
+
+
+def _give_up(sides: Iterable[Side]) -> list[SideEnded]:
+    """Let sides end the case that they are in; those that end themselves meanwhile."""
+    ended = []
+    for side in sides:
+        try:
+            side.give_up()
+        except SideEnded as end:
+            ended.append(end)
+    return ended
+
+
+def _position(clock: str) -> int:
+    """When a side uses a clock; one of a later kvbench comes last."""
+    return _CLOCKS.index(clock) if clock in _CLOCKS else len(_CLOCKS)
 
 
 def _let_sides_end(_: Key, cause: BaseException) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from kvbench.cases import Case
+from kvbench.errors import InputError
 from kvbench.results import Phase, Result, Status, StoppedBy
 from kvbench.sweep.bench import Machine, Settings
 
@@ -26,6 +27,8 @@ class SetUp(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Python files of the user's, as seen from the side's folder."""
     machine: Machine | None
     """What an earlier process of the side found out; None: find out."""
+    core: int = 0
+    """The number of the core that its samples begin on, the same as the other side's."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -36,13 +39,25 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Those that a pattern names."""
     unmatched: dict[str, str]
     """The patterns that name none, each with the error that says so."""
+    files: dict[str, str]
+    """Of those strategies that are the user's own, the file that each is from, as in SetUp."""
 
 
 class Measure(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To a side: check a case's strategies and be ready to sample them; answered by Rows."""
+    """To a side: check a case's strategies and be ready to sample them; answered by Rows.
+
+    A side whose kvbench knows no such case answers Unknown.
+    """
 
     case: Case
     strategies: tuple[str, ...]
+
+
+class Unknown(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """From a side: its kvbench knows no such case."""
+
+    error: str
+    """What it found wrong."""
 
 
 class Step(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -111,9 +126,21 @@ class Refused(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Whether a strategy left the device in a state in which nothing works."""
 
 
-FromSide = Ready | Step | Sampling | Took | Failed | Rows | Refused
+FromSide = Ready | Unknown | Step | Sampling | Took | Failed | Rows | Refused
 ToSide = SetUp | Measure | Sample | Sampled
 
 encode = msgspec.json.Encoder().encode
 decode_from_side: Any = msgspec.json.Decoder(FromSide).decode
 decode_to_side: Any = msgspec.json.Decoder(ToSide).decode
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, InputError)
+"""What decoding raises: it is no JSON, no message, or one of values that a row can't have."""
+
+
+class _Greeting(msgspec.Struct):
+    protocol: int
+
+
+def protocol_of(line: bytes) -> int:
+    """The protocol of a SetUp, whatever else that protocol has it say."""
+    return msgspec.json.decode(line, type=_Greeting).protocol

@@ -27,7 +27,9 @@ from kvbench.sweep.measure import (
     one_line,
     why_not_sampled,
 )
+from kvbench.sweep.worker import die_with, limit_memory
 from kvbench.timing.clocks import Clock
+from kvbench.timing.cores import move_to_core
 from kvbench.timing.idle import wait_until_idle
 from kvbench.timing.rounds import Sampling
 
@@ -45,6 +47,26 @@ class Lead:
 
     def __init__(self, hears: BinaryIO, says: BinaryIO) -> None:
         self._hears, self._says = hears, says
+        self.core = 0
+        """The number of the core that samples begin on."""
+
+    def greeting(self) -> messages.SetUp:
+        """The first message.
+
+        Raises:
+            EOFError: The lead is gone.
+            KvbenchError: The lead speaks another protocol.
+        """
+        line = self._line()
+        spoken = messages.protocol_of(line)
+        if spoken != messages.PROTOCOL:
+            raise KvbenchError(
+                f"its kvbench speaks version {messages.PROTOCOL} of the protocol of `kvbench ab`; "
+                f"expected {spoken}"
+            )
+        asked: messages.SetUp = messages.decode_to_side(line)
+        self.core = asked.core
+        return asked
 
     def hear(self) -> Any:  # noqa: ANN401 - a message
         """The next message.
@@ -52,10 +74,13 @@ class Lead:
         Raises:
             EOFError: The lead is gone, or done.
         """
+        return messages.decode_to_side(self._line())
+
+    def _line(self) -> bytes:
         line = self._hears.readline()
         if not line:
             raise EOFError
-        return messages.decode_to_side(line)
+        return line
 
     def say(self, message: messages.FromSide) -> None:
         """Answer."""
@@ -85,6 +110,7 @@ class Lead:
         while isinstance(asked := self.hear(), messages.Sample):
             subject = subjects[asked.subject]
             try:
+                move_to_core(self.core)
                 if bench.flush is not None:
                     bench.flush()
                 else:
@@ -108,14 +134,18 @@ def _sampling(samples: messages.Samples) -> Sampling:
     return Sampling(times, samples.calls_per_sample, median_interval(times), samples.stopped_by)
 
 
-def serve(lead: Lead) -> None:
-    """Measure until the lead is gone."""
-    asked = lead.hear()
-    if asked.protocol != messages.PROTOCOL:
-        raise KvbenchError(
-            f"this kvbench speaks version {messages.PROTOCOL} of the protocol of `kvbench ab`; "
-            f"expected {asked.protocol}"
-        )
+def serve(lead: Lead, asked: messages.SetUp) -> None:
+    """Measure until the lead is gone.
+
+    Args:
+        lead: Who says what.
+        asked: What to measure with.
+
+    Raises:
+        EOFError: The lead is gone, or done.
+        InputError: A file of strategies, or a clock, is none.
+        DeviceLostError: A strategy left the device in a state in which nothing works.
+    """
     registry.load_builtin()
     for file in asked.files:
         registry.load_file(Path(file))
@@ -126,10 +156,22 @@ def serve(lead: Lead) -> None:
         lead.say(messages.Step(strategy=None if strategy is None else strategy.name, step=step))
 
     bench = set_up(asked.settings, machine, on_step, lead.sample)
-    lead.say(messages.Ready(machine=machine, strategies=tuple(strategies), unmatched=unmatched))
+    files = {name: registry.file_of(strategy) for name, strategy in strategies.items()}
+    lead.say(
+        messages.Ready(
+            machine=machine,
+            strategies=tuple(strategies),
+            unmatched=unmatched,
+            files={name: str(file) for name, file in files.items() if file is not None},
+        )
+    )
     while True:
-        asked = lead.hear()
-        rows = measure_case(asked.case, [strategies[name] for name in asked.strategies], bench)
+        try:
+            next_one = lead.hear()
+        except messages.UNREADABLE as error:  # its fields may have values of a later kvbench
+            lead.say(messages.Unknown(error=one_line(error)))
+            continue
+        rows = measure_case(next_one.case, [strategies[s] for s in next_one.strategies], bench)
         lead.say(messages.Rows(rows=tuple(rows)))
 
 
@@ -159,8 +201,11 @@ def main() -> None:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     lead = Lead(hears, says)
+    die_with(os.getppid())
     try:
-        serve(lead)
+        asked = lead.greeting()
+        limit_memory(asked.settings.device)
+        serve(lead, asked)
     except (EOFError, BrokenPipeError):
         sys.exit()  # the lead is done
     except Exception as error:

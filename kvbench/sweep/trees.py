@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,28 +29,62 @@ class Tree:
     python: Path
     """The interpreter."""
     folder: Path
-    """Where its process runs; strategy files are looked for there first."""
+    """Where its process runs."""
     commit: str | None
     """The revision's; None of a folder or an interpreter."""
+    prefix: Path = Path()
+    """What the current folder is in the tree: strategy files are looked for there first."""
+    installed: bool = False
+    """Whether the code is what the interpreter has installed, and nothing of the folder."""
 
     def environment(self) -> dict[str, str]:
         """The environment of its process: modules are looked for in the folder first.
 
-        An interpreter of another environment has what is installed there, and nothing of the
-        current folder's.
+        An interpreter that the user named has what is installed there, and nothing of the current
+        folder's.
         """
         found = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        if self.python != Path(sys.executable):
+        if self.installed:
             return found | {"PYTHONSAFEPATH": "1"}
         others = os.environ.get("PYTHONPATH")
-        return found | {
-            "PYTHONPATH": os.pathsep.join([str(self.folder), *([others] if others else [])])
-        }
+        folders = [self.folder, *(map(Path, others.split(os.pathsep)) if others else [])]
+        # They may be relative to the current folder, and its process runs in another.
+        return found | {"PYTHONPATH": os.pathsep.join(str(each.absolute()) for each in folders)}
 
-    def file(self, path: Path) -> Path:
-        """A file of the user's: the tree's own where it has it, else the one that is there."""
-        inside = self.folder / path
-        return inside if not path.is_absolute() and inside.is_file() else path.absolute()
+    def own(self, path: Path) -> Path | None:
+        """A file of the user's as the tree has it; None if it doesn't."""
+        found = self.folder / self.prefix / path
+        return found if found.is_file() else None
+
+
+def strategy_files(trees: Sequence[Tree], files: Sequence[Path]) -> list[dict[Path, Path]]:
+    """Where each tree has the user's files of strategies, with what the user called them.
+
+    A file that a tree lacks and another has is new, or gone: no other takes its place. What is in
+    no tree, or is named by its whole path, is the same for all.
+
+    Args:
+        trees: Those that are measured.
+        files: As the user named them.
+
+    Raises:
+        InputError: A file is nowhere.
+    """
+    found: list[dict[Path, Path]] = [{} for _ in trees]
+    for file in files:
+        own = [tree.own(file) for tree in trees]
+        if not any(own):
+            if not file.is_file():
+                raise InputError(
+                    f"strategy file {str(file)!r}: neither in "
+                    f"{' nor in '.join(tree.name for tree in trees)} nor in the current folder; "
+                    "expected a Python file"
+                )
+            own = [file.absolute()] * len(trees)
+        for of_tree, path in zip(found, own, strict=True):
+            if path is not None:
+                of_tree[path] = file
+    return found
 
 
 @contextmanager
@@ -67,20 +101,20 @@ def tree(name: str) -> Iterator[Tree]:
     """
     path = Path(name)
     here = Path(sys.executable)
-    as_path = path.exists() and (os.sep in name or name in {os.curdir, os.pardir})
-    commit = None if as_path else _commit(name)
+    exists = bool(name) and path.exists()
+    as_path = exists and (os.sep in name or name in {os.curdir, os.pardir})
+    commit = None if as_path or (exists and shutil.which("git") is None) else _commit(name)
     if commit is not None:
         folder = Path(tempfile.mkdtemp(prefix="kvbench-ab-"))
         try:
-            _unpack(commit, folder)
-            yield Tree(name, here, folder, commit)
+            yield Tree(name, here, folder, commit, prefix=_unpack(commit, folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    elif path.is_dir():
+    elif exists and path.is_dir():
         yield Tree(name, here, path.resolve(), None)
-    elif path.is_file() and os.access(path, os.X_OK):
+    elif exists and path.is_file() and os.access(path, os.X_OK):
         # Not resolved: the interpreter of an environment is a link to another's.
-        yield Tree(name, path.absolute(), Path.cwd(), None)
+        yield Tree(name, path.absolute(), Path.cwd(), None, installed=True)
     else:
         raise InputError(
             f"{name!r}: expected a revision of the repository in the current folder, the folder "
@@ -93,21 +127,28 @@ def _commit(revision: str) -> str | None:
     return found.decode().strip() if found else None
 
 
-def _unpack(commit: str, folder: Path) -> None:
+def _unpack(commit: str, folder: Path) -> Path:
+    """Unpack a commit, and say what the current folder is in it."""
     # From the repository's top: archive gives the current folder's part alone otherwise.
     top = _git("rev-parse", "--show-toplevel")
-    packed = _git("archive", "--format=tar", commit, where=top.decode().strip() if top else None)
+    packed = _git("archive", "--format=tar", commit, where=_path(top) if top else None)
     if packed is None:
         raise InputError(f"revision {commit}: git can't unpack it; expected a whole repository")
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(folder, filter="data")
+        # As git's own checkout does, with links that lead out of it.
+        archive.extractall(folder, filter="tar")
+    return Path(_path(_git("rev-parse", "--show-prefix") or b""))
+
+
+def _path(printed: bytes) -> str:
+    return os.fsdecode(printed.removesuffix(b"\n"))
 
 
 def _git(*arguments: str, where: str | None = None) -> bytes | None:
     """What git prints; None if it fails.
 
     Raises:
-        InputError: There is no git.
+        InputError: There is no git, or it does not answer.
     """
     try:
         done = subprocess.run(  # noqa: S603 - no shell, and a revision can't be taken for an option
@@ -119,4 +160,6 @@ def _git(*arguments: str, where: str | None = None) -> bytes | None:
         )
     except FileNotFoundError as error:
         raise InputError("no git on this machine; expected it for a revision") from error
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"git {arguments[0]}: expected an answer in {_GIT_S:g} s") from error
     return done.stdout if done.returncode == 0 else None

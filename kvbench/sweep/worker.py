@@ -211,12 +211,16 @@ class Worker:
         self._process.join(_LAST_WORDS_S)
         if self._process.exitcode is None:  # it closed the pipe and lives on
             return index, "crashed", "the process that it ran in no longer answers; it was ended"
-        code = self._process.exitcode
-        how = f"exit code {code}"
-        if code < 0:
-            with suppress(ValueError):
-                how = f"signal {-code} ({signal.Signals(-code).name})"
+        how = how_ended(self._process.exitcode)
         return index, "crashed", f"the process that it ran in ended by {how}"
+
+
+def how_ended(code: int) -> str:
+    """A process's exit code in words; a negative one is a signal's."""
+    if code < 0:
+        with suppress(ValueError):
+            return f"signal {-code} ({signal.Signals(-code).name})"
+    return f"exit code {code}"
 
 
 class _Hung(Exception):  # noqa: N818 - internal
@@ -232,9 +236,9 @@ def _serve(
     runner: int,
 ) -> None:
     """The worker's process: answer with the machine, then with the rows of each case sent."""
-    _die_with(runner)
+    die_with(runner)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the runner that is interrupted
-    _limit_memory(settings.device)
+    limit_memory(settings.device)
     try:
         strategies = unpack(portable)
         if machine is None:
@@ -286,7 +290,7 @@ def unpack(portable: Sequence[Portable]) -> list[Strategy]:
     ]
 
 
-def _die_with(runner: int) -> None:
+def die_with(runner: int) -> None:
     """Let the system end this process when the runner's ends, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
@@ -297,7 +301,7 @@ def _die_with(runner: int) -> None:
         sys.exit()  # it has ended already
 
 
-def _limit_memory(device: str) -> None:
+def limit_memory(device: str) -> None:
     """On a CPU let an allocation fail, rather than have the system end a process of its choice."""
     if resource is None or device != "cpu":
         return

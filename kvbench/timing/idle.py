@@ -32,8 +32,8 @@ def _running(tasks: Iterable[Path], own: str) -> Iterable[bool]:
     for task in tasks:
         if task.name != own:
             try:
-                stat = (task / "stat").read_text()
+                stat = (task / "stat").read_bytes()
             except OSError:
                 continue  # it has ended
-            # The state follows the name, which is in parentheses and may have any character.
-            yield stat.rpartition(")")[2].split()[0] == "R"
+            # The state follows the name, which is in parentheses and may have any bytes.
+            yield stat.rpartition(b")")[2].split()[0] == b"R"

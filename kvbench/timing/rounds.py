@@ -21,6 +21,8 @@ K = TypeVar("K", bound=Hashable)
 
 _CHECKED_ROUNDS_GROWTH = 1.4
 _ABOUT_AS_FAST = 1.5
+_LONGEST_ALIKE = 16
+"""Times the usual length of a sample: no longer does one get to have as many calls as another."""
 _READINGS = 3
 _RESAMPLES_WHILE_SAMPLING = 499
 
@@ -137,6 +139,7 @@ def sample_rounds(
     before: Callable[[], object] | None = None,
     most_calls: Mapping[K, int | None] | None = None,
     calls: Mapping[K, int] | None = None,
+    alike: Callable[[K], Hashable] = lambda name: name,
     on_turn: Callable[[K], object] = lambda _: None,
 ) -> dict[K, Sampling]:
     """Sample every subject once a round, in a random order, until the rule ends it.
@@ -150,6 +153,8 @@ def sample_rounds(
             have one call, since a second would find what the first left.
         most_calls: By subject, the most calls of a sample.
         calls: By subject, the calls of a sample where they are known; found for the others.
+        alike: By subject, what it is one of: those that are the same get as many calls, however
+            fast each is.
         on_turn: Called before each sample, outside its time, with the subject whose turn it is.
 
     Raises:
@@ -165,7 +170,9 @@ def sample_rounds(
     gc.disable()  # a collection in a sample is the harness's time, not the subject's
     try:
         most = {name: 1 if before else limits.get(name) for name in subjects}
-        counts = _find_calls(subjects, clock, rule.sample_seconds, most, calls or {}, on_turn)
+        counts = _find_calls(
+            subjects, clock, rule.sample_seconds, most, calls or {}, alike, on_turn
+        )
         deadline = time.perf_counter() + rule.cell_seconds * len(order)
         rounds, next_look = 0, rule.min_rounds
         while True:
@@ -199,6 +206,7 @@ def _find_calls(
     sample_seconds: float,
     most: Mapping[K, int | None],
     known: Mapping[K, int],
+    alike: Callable[[K], Hashable],
     on_turn: Callable[[K], object],
 ) -> dict[K, int]:
     """The calls of each subject's samples. Finding them, or a sample of known ones, warms it up."""
@@ -209,8 +217,18 @@ def _find_calls(
             own = known.get(name) or calls_for(clock, call, sample_seconds, most[name])
             found[name] = (clock.sample(call, own), own)
     equal = equal_calls({name: each for name, each in found.items() if name not in known})
-    counts = {name: min(k, most[name] or k) for name, k in equal.items()}
-    return counts | {name: known[name] for name in found if name in known}
+    # A sample's first calls are slower than its last: two that are held against each other need as
+    # many, even where one was in luck while they were counted.
+    largest = {alike(name): count for name, count in known.items()}
+    for name, count in equal.items():
+        largest[alike(name)] = max(largest.get(alike(name), 0), count)
+    counts = {name: known[name] for name in found if name in known}
+    for name, own in equal.items():
+        count = largest[alike(name)]
+        if count * found[name][0] > _LONGEST_ALIKE * max(sample_seconds, own * found[name][0]):
+            count = own  # so much slower that no bias could make up for it
+        counts[name] = min(count, most[name] or count)
+    return counts
 
 
 @contextmanager
