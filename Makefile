@@ -7,6 +7,9 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
+COVERED := kvbench.timing kvbench.devices kvbench.sweep.launches kvbench.sweep.replay
+COVERING := $(addprefix tests/test_,$(addsuffix .py,accelerator cache clocks cores devices gpu \
+    idle launches timing))
 MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
@@ -50,6 +53,15 @@ test: $(READY) ## Lint, types and tests (what CI runs)
 .PHONY: test-slow
 test-slow: $(READY) ## Crashes, kills and resumed runs; machine code of every shape (10 minutes)
 	@$(BIN)/pytest -n auto --dist loadgroup -m slow $(ARGS)
+
+.PHONY: coverage
+coverage: $(READY) ## Line coverage of the timing package and what it stands on: 95 % without a GPU
+	@$(BIN)/pytest -q -n 0 -m "not slow and not gpu" $(COVERING) $(COVERED:%=--cov=%) \
+	    --cov-report=term-missing:skip-covered --cov-fail-under=95 $(ARGS)
+
+.PHONY: gpu
+gpu: $(READY) ## All that only a GPU can show, in one folder to commit (25 minutes; needs a GPU)
+	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 .PHONY: check-exhaustive
 check-exhaustive: $(READY) ## Every strategy in every layout, dtype and kind of scales; takes long

@@ -75,10 +75,17 @@ def resolve(name: str) -> torch.device:
             f"expected one of: {', '.join(known)}"
         )
     device = torch.device(wanted)
-    if device.type != "cpu":
-        # Triton, events and graph capture work on the current device, whatever the tensors say.
-        torch.accelerator.set_device_index(device.index)
+    make_current(device)
     return device
+
+
+def make_current(device: torch.device) -> None:
+    """Make a device this process's current one; a process that was started anew has the first.
+
+    Triton, events and graph capture work on the current device, whatever the tensors say.
+    """
+    if device.type != "cpu" and device.index is not None:
+        torch.accelerator.set_device_index(device.index)
 
 
 def synchronize(device: torch.device) -> None:

@@ -775,7 +775,11 @@ def far_gpu_memory(gpu):
         pytest.skip("needs 18 GB of GPU memory")
 
 
+far_on_a_gpu = pytest.mark.xdist_group("GPU memory")  # one at a time: each takes 18 GB
+
+
 @pytest.mark.gpu
+@far_on_a_gpu
 @each_scheme
 @each_pool_dim
 def test_on_a_gpu_pools_reach_beyond_2_to_the_31_elements_along(shape, dim, scheme, far_gpu_memory):
@@ -783,6 +787,7 @@ def test_on_a_gpu_pools_reach_beyond_2_to_the_31_elements_along(shape, dim, sche
 
 
 @pytest.mark.gpu
+@far_on_a_gpu
 @each_scheme
 @each_row_dim
 def test_on_a_gpu_rows_reach_beyond_2_to_the_31_elements_along(dim, scheme, far_gpu_memory):
@@ -790,6 +795,7 @@ def test_on_a_gpu_rows_reach_beyond_2_to_the_31_elements_along(dim, scheme, far_
 
 
 @pytest.mark.gpu
+@far_on_a_gpu
 @each_scale_dim
 def test_on_a_gpu_scales_reach_beyond_2_to_the_31_elements_along(scale, dim, far_gpu_memory):
     check_far_scales(far_gpu_memory, scale, dim)

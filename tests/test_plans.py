@@ -238,7 +238,7 @@ def cases_of_the_gpu_preset():
 @pytest.mark.usefixtures("untuned")
 def test_the_gpu_preset_compiles_a_kernel_once_for_each_shape_of_a_row(h100):
     cases = cases_of_the_gpu_preset()
-    assert len({(c.seq_len, c.batch, c.block_size, c.block_order) for c in cases}) > 60
+    assert len({(c.seq_len, c.batch, c.block_size, c.block_order) for c in cases}) > 50
     run_preset(cases)
     launched = Counter(each.kernel for each in h100.launches)
     assert launched.total() - launched["_merge_attend"] == len(cases)

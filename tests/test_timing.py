@@ -371,6 +371,11 @@ def test_the_buffers_leave_room_where_memory_is_short(monkeypatch, cpu, small_bu
     assert best.nbytes == 2 * 1000 < 2 * small_buffers
 
 
+def test_without_subjects_nothing_is_sampled(clock):
+    assert sample_rounds({}, clock, STEADY, seed=0) == {}
+    assert clock.taken == []
+
+
 def test_subjects_that_are_about_as_fast_have_as_many_calls():
     found = {"a": (1.0e-6, 512), "b": (1.1e-6, 256), "c": (1e-4, 8), "d": (1.2e-4, 4)}
     assert rounds.equal_calls(found) == {"a": 512, "b": 512, "c": 8, "d": 8}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvbench.devices import make_current
 from kvbench.environment import fingerprint
 from kvbench.errors import unknown
 from kvbench.results import CacheState, CopyBandwidth, Environment
@@ -71,6 +72,7 @@ def select_clocks(device: torch.device, names: tuple[str, ...]) -> tuple[Clock, 
 def examine(settings: Settings) -> Machine:
     """Find out about the device: who it is, how fast it copies, what an empty call takes."""
     device = torch.device(settings.device)
+    make_current(device)
     environment = fingerprint(device)
     bandwidth = measure_copy_bandwidth(device)
     return Machine(
@@ -94,6 +96,7 @@ def set_up(
         sampler: Who decides whose turn it is; rounds of this process's subjects alone if None.
     """
     device = torch.device(settings.device)
+    make_current(device)
     return Bench(
         device=device,
         clocks=select_clocks(device, settings.clocks),

@@ -13,6 +13,7 @@ Events, and the memory of host tensors as NumPy sees it, have stand-ins.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ class FusedAttention:
     """
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls: int = 0
 
     def attend(
         self,
@@ -192,7 +193,8 @@ class _GuardFree(TorchFunctionMode):
             torch.Tensor.item: _ATEN._local_scalar_dense.default,
             scaled_dot_product_attention: self._attend,
         }
-        return routes.get(func, func)(*args, **(kwargs or {}))
+        route: Any = routes.get(func, func)
+        return route(*args, **(kwargs or {}))
 
     def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         target = kwargs.pop("device", None) or (args[0] if args else None)
@@ -268,6 +270,7 @@ def fake_cuda(attention: FusedAttention | None = None) -> Iterator[FakeTensorMod
     Args:
         attention: The assumption about torch's attention; without it, a call of it raises.
     """
+    import_module("torch._dynamo")  # fakes import it, and it derives a class from torch.Event
     event: Any = torch.Event
     torch.Event = _Event  # type: ignore[assignment,misc]
     try:
