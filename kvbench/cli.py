@@ -20,6 +20,7 @@ from rich.console import Console
 import kvbench
 from kvbench.axes import AXES, Axes, expand_all, override_all
 from kvbench.cases import DTYPE_BYTES, LAYOUTS, OPS, Case
+from kvbench.cli_audit import audit
 from kvbench.errors import InputError, KvbenchError, StrategyError
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
 from kvbench.results import RETRIED, CacheState
@@ -90,6 +91,9 @@ def _sweep_options(command: F) -> F:
 @click.version_option(kvbench.__version__, prog_name="kvbench")
 def cli() -> None:
     """Which way of writing and reading a paged KV cache is fastest on this machine, and why."""
+
+
+cli.add_command(audit)
 
 
 @cli.command()

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +65,8 @@ def read_sass(text: str) -> Sass:
     return Sass(tuple(accesses), local["LDL"], local["STL"], tuple(others))
 
 
+_Reader = Callable[[str], tuple[Literal["load", "store"], int] | None]
+
 # PTX and amdgcn name the source line of what follows, and who called it.
 _LINE = re.compile(r"^\s*\.loc\s.*?(?://|;) (\S+?\.\w+):(\d+):\d+")
 _PTX_ACCESS = re.compile(r"\b(ld|st)\.(\S+)")
@@ -119,11 +121,11 @@ def _amdgcn_access(line: str) -> tuple[Literal["load", "store"], int] | None:
     found = _AMDGCN_ACCESS.match(line)
     if found is None:
         return None
-    width = re.sub(r"_?(d16|hi|lds)_?", "", found[2].replace("_d16_hi", "").replace("_d16", ""))
+    width = found[2].removesuffix("_hi").removesuffix("_d16").removeprefix("lds_")
     return ("load" if found[1] == "load" else "store"), _AMDGCN_NBYTES[width]
 
 
-def _with_lines(text: str, read: object) -> Iterator[Access]:
+def _with_lines(text: str, read: _Reader) -> Iterator[Access]:
     line = ""
     for each in text.splitlines():
         place = _LINE.match(each)
@@ -131,14 +133,15 @@ def _with_lines(text: str, read: object) -> Iterator[Access]:
             known = place[2] != "0"  # 0 is what a compiler says of what it made by itself
             line = f"{place[1].rpartition('/')[2]}:{place[2]}" if known else ""
             continue
-        found = read(each)  # type: ignore[operator]
+        found = read(each)
         if found:
             yield Access(*found, line)
 
 
-def by_width(accesses: Iterable[Access]) -> Mapping[tuple[str, int], int]:
-    """How many instructions there are of a kind and a width."""
-    return Counter((each.kind, each.nbytes) for each in accesses)
+def widths_of(accesses: Iterable[Access], kind: Literal["load", "store"]) -> Mapping[int, int]:
+    """How many instructions of a kind there are of each width in bytes, the narrowest first."""
+    counts = Counter(each.nbytes for each in accesses if each.kind == kind)
+    return dict(sorted(counts.items()))
 
 
 def vector_share(accesses: Iterable[Access]) -> float | None:

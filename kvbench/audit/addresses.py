@@ -111,7 +111,7 @@ def _all_sources(value: Value) -> set[str]:
 
 
 def _says_slot_is_there(condition: Value) -> bool:
-    """slot >= 0, of a slot as it was loaded; or slot > -1."""
+    """Slot >= 0, of a slot as it was loaded; or slot > -1."""
     if condition.operation != "arith.cmpi":
         return False
     slot, least = map(plain, condition.operands)
@@ -123,7 +123,7 @@ def _says_slot_is_there(condition: Value) -> bool:
 
 
 def _says_inside(condition: Value) -> bool:
-    """position < end, of an end that comes from the contexts' lengths."""
+    """Position < end, of an end that comes from the contexts' lengths."""
     if condition.operation != "arith.cmpi" or not (
         " slt," in condition.text or " sle," in condition.text
     ):

@@ -1,7 +1,6 @@
 """Specialisations compiled for a target ahead of time, and what is found of each."""
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import triton
 
 from kvbench.audit import accesses, addresses, ttir, widths
-from kvbench.audit.accesses import Access
+from kvbench.audit.accesses import Access, widths_of
 from kvbench.audit.elf import code_sections
 from kvbench.audit.findings import Fault, Finding, lost_vectors, memory_faults
 from kvbench.audit.machine import (
@@ -24,9 +23,7 @@ from kvbench.audit.specialisations import Specialisation
 from kvbench.audit.targets import Target
 
 
-def compile_all(
-    specialisations: Sequence[Specialisation], target: Target
-) -> tuple[Finding, ...]:
+def compile_all(specialisations: Sequence[Specialisation], target: Target) -> tuple[Finding, ...]:
     """Compile specialisations, and read what became of them.
 
     Raises:
@@ -56,7 +53,7 @@ def _read_nvidia(
     ):
         path = folder / "kernel.cubin"
         path.write_bytes(kernel.asm["cubin"])
-        (used,) = cuda_resources(path).values()
+        (used,) = cuda_resources(path, target).values()
         used = Resources(
             used.registers,
             used.stack_bytes,
@@ -66,11 +63,8 @@ def _read_nvidia(
         )
         written = accesses.read_ptx(kernel.asm["ptx"])
         lost = [
-            fault
-            for kind in ("load", "store")
-            for fault in lost_vectors(
-                _widths(written, kind), _widths(sass.accesses, kind), f"{kind}s"
-            )
+            *lost_vectors(widths_of(written, "load"), widths_of(sass.accesses, "load"), "loads"),
+            *lost_vectors(widths_of(written, "store"), widths_of(sass.accesses, "store"), "stores"),
         ]
         lost += [
             Fault("widths", f"{each} is none of the accesses that are known here")
@@ -112,9 +106,7 @@ def _finding(
     warps = kernel.metadata.num_warps
     moved = widths.data_accesses(seen, written)
     permitted = {
-        name: widths.permitted_bytes(
-            name, made.itemsizes, made.known, warps * target.warp_threads
-        )
+        name: widths.permitted_bytes(name, made.itemsizes, made.known, warps * target.warp_threads)
         for _, names in moved
         for name in names
     }
@@ -134,15 +126,10 @@ def _finding(
         stack_bytes=used.stack_bytes,
         local_bytes=used.local_bytes,
         shared_bytes=used.shared_bytes,
-        loads=_widths(found, "load"),
-        stores=_widths(found, "store"),
+        loads=widths_of(found, "load"),
+        stores=widths_of(found, "store"),
         vector_share=accesses.vector_share(access for access, _ in moved),
         occupancy=target.occupancy(used.registers, used.shared_bytes, warps),
         code_bytes=size,
         faults=tuple(faults),
     )
-
-
-def _widths(found: Iterable[Access], kind: str) -> dict[int, int]:
-    counts = Counter(each.nbytes for each in found if each.kind == kind)
-    return dict(sorted(counts.items()))

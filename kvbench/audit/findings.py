@@ -54,11 +54,6 @@ class Finding:
     code_bytes: int
     faults: tuple[Fault, ...] = ()
 
-    @property
-    def wide_bytes(self) -> int:
-        """The widest access."""
-        return max((*self.loads, *self.stores), default=0)
-
 
 @dataclass(frozen=True, slots=True)
 class Missing:
@@ -137,9 +132,7 @@ def stale_gaps(findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def memory_faults(
-    spill_bytes: int, stack_bytes: int, local_bytes: int
-) -> tuple[Fault, ...]:
+def memory_faults(spill_bytes: int, stack_bytes: int, local_bytes: int) -> tuple[Fault, ...]:
     """Registers that are spilled, and what else of a thread is in memory."""
     faults = []
     if spill_bytes:
@@ -150,7 +143,9 @@ def memory_faults(
     return tuple(faults)
 
 
-def lost_vectors(written: Mapping[int, int], found: Mapping[int, int], kind: str) -> Sequence[Fault]:
+def lost_vectors(
+    written: Mapping[int, int], found: Mapping[int, int], kind: str
+) -> tuple[Fault, ...]:
     """16-byte accesses that the assembler made narrower.
 
     Args:
@@ -158,7 +153,10 @@ def lost_vectors(written: Mapping[int, int], found: Mapping[int, int], kind: str
         found: As above, in machine code.
         kind: "loads" or "stores".
     """
-    before, after = (sum(n for w, n in each.items() if w >= VECTOR_BYTES) for each in (written, found))
+    before, after = (
+        sum(count for nbytes, count in each.items() if nbytes >= VECTOR_BYTES)
+        for each in (written, found)
+    )
     if after >= before:
         return ()
     text = f"the machine code has {after} {kind} of {VECTOR_BYTES} bytes; expected {before}, as PTX"

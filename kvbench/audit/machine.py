@@ -3,7 +3,7 @@
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import triton
@@ -33,14 +33,23 @@ class Resources:
     """Of a thread, that instructions store in memory for want of registers."""
 
 
-def cuda_resources(cubin: Path) -> dict[str, Resources]:
+def cuda_resources(cubin: Path, target: Target) -> dict[str, Resources]:
     """Of each kernel in a file, by its name there. What is spilled is seen in the code alone.
+
+    Shared memory is without what is reserved for each block, which compilers count as the block's
+    own from sm_90 on, if it uses any.
 
     Raises:
         KvbenchError: cuobjdump refuses it.
     """
     tool = triton.knobs.nvidia.cuobjdump.path
-    return parse_resources(_told(tool, "--dump-resource-usage", str(cubin)))
+    found = parse_resources(_told(tool, "--dump-resource-usage", str(cubin)))
+    return {
+        name: replace(used, shared_bytes=max(used.shared_bytes - target.reserved_bytes, 0))
+        if target.counts_reserved
+        else used
+        for name, used in found.items()
+    }
 
 
 def parse_resources(text: str) -> dict[str, Resources]:
@@ -114,5 +123,3 @@ def _told(*command: str) -> str:
         said = (done.stderr or done.stdout).strip()
         raise KvbenchError(f"{Path(command[0]).name}: {said}")
     return done.stdout
-
-

@@ -9,6 +9,7 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -42,9 +43,7 @@ class Wanted:
 
     def compile(self, target: Target) -> Any:  # noqa: ANN401 - Triton's
         """Compile it for an architecture."""
-        source = self.function.ASTSource(
-            self.function, self.signature, self.constants, self.attributes
-        )
+        source = ASTSource(self.function, self.signature, self.constants, self.attributes)
         return triton.compile(source, target=gpu_target(target), options=dict(self.options))
 
 
@@ -97,13 +96,13 @@ class SimulatedGpu:
         return made or _Uncompiled(self, wanted.function.fn.__name__)
 
 
+_UNUSED = 6
+"""What a launch is given before a kernel's arguments: a stream, the kernel, hooks."""
+
+
 def _launcher(gpu: SimulatedGpu, kernel: str) -> Callable[..., None]:
-    def launch(
-        x: int, y: int, z: int, stream: int, function: Any, packed: Any, metadata: Any,  # noqa: ANN401
-        enter: Any, leave: Any, *arguments: Any,  # noqa: ANN401
-    ) -> None:
-        del stream, function, packed, metadata, enter, leave
-        gpu.launches.append(Launched(kernel, (x, y, z), arguments))
+    def launch(x: int, y: int, z: int, *rest: object) -> None:
+        gpu.launches.append(Launched(kernel, (x, y, z), rest[_UNUSED:]))
 
     return launch
 
@@ -118,9 +117,7 @@ class _Uncompiled:
         self.run = _launcher(gpu, kernel)
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
-        return lambda *arguments: self._gpu.launches.append(
-            Launched(self._kernel, grid, arguments)
-        )
+        return lambda *arguments: self._gpu.launches.append(Launched(self._kernel, grid, arguments))
 
     def launch_metadata(self, *_: object) -> None:
         """As Triton's compiled kernels: none."""
@@ -152,9 +149,7 @@ def simulated_gpu(
         warmup: bool,  # noqa: FBT001 - as Triton's own
     ) -> Any:  # noqa: ANN401
         del warmup
-        kernel = gpu.compile(
-            Wanted(self, key, signature, constants, attributes, options.__dict__)
-        )
+        kernel = gpu.compile(Wanted(self, key, signature, constants, attributes, options.__dict__))
         self.device_caches[device][0][key] = kernel
         return kernel
 

@@ -96,7 +96,7 @@ def specialisations(backend: str) -> tuple[Specialisation, ...]:
     """
     registry.load_builtin()
     strategies = [each for each in registry.all_strategies() if "triton" in each.name]
-    target = next(each for each in reversed(TARGETS.values()) if each.backend == backend)
+    target = next(each for each in TARGETS.values() if each.backend == backend)
     with simulated_gpu(target) as gpu:
         for case, all_tiles in audited_cases():
             for strategy in strategies:
@@ -144,7 +144,9 @@ def _describe(made: Specialisation) -> str:
         dtype = kinds["output"].strip("*")
         return f"{known['NUM_HEADS']} heads x {known['OUT_DIM']} {dtype}, {known['SPLITS']} parts"
     dims = "+".join(str(known[f"{half}_DIM"]) for half in ("KEY", "VALUE"))
-    code = f" from {_CODES[known['CODE']]} {known['SCALE']}" if known.get("CODE") is not None else ""
+    code = (
+        f" from {_CODES[known['CODE']]} {known['SCALE']}" if known.get("CODE") is not None else ""
+    )
     if "GROUP" in known:
         heads = f"{known['KV_HEADS'] * known['GROUP']}/{known['KV_HEADS']} heads"
         tile = f"{known['ROWS']} rows x {known['TOKENS']} tokens"

@@ -33,6 +33,11 @@ class Target:
     """What NVIDIA's disassembler calls the code that Triton compiles."""
 
     @property
+    def counts_reserved(self) -> bool:
+        """Whether compilers count reserved shared memory as a block's own."""
+        return isinstance(self.arch, int) and self.arch >= 90  # noqa: PLR2004 - Hopper
+
+    @property
     def arch(self) -> int | str:
         """As Triton's GPUTarget has it."""
         return int(self.name.removeprefix("sm_")) if self.backend == "cuda" else self.name

@@ -14,12 +14,13 @@ _VALUE = re.compile(r"%[\w.-]+(?:#\d+)?")
 _LOCATION = re.compile(r" loc\((#loc\d*|unknown)\)\s*$")
 _CONSTANT = re.compile(r"arith\.constant (?:dense<)?(-?\d+|true|false)")
 _ELEMENT = re.compile(r"i(\d+)>*$")
-_REGIONS = ("scf.for", "scf.if", "tt.reduce", "tt.func", "module")
+_REGIONS = frozenset({"scf.if", "tt.reduce", "module"})
+_OTHER_ACCESSES = ("tt.atomic", "tt.descriptor", "tt.experimental", "tt.call")
 _SHAPING = frozenset(
     f"tt.{name}" for name in ("splat", "broadcast", "expand_dims", "reshape", "trans", "unsplat")
 ) | {"ttg.convert_layout"}
 """Operations that give the numbers that they take, in another shape."""
-_PLAIN = frozenset({"arith", "math", "tt", "ttg", "scf"})
+_PLAIN = frozenset({"arith", "math", "tt", "ub", "scf"})
 
 
 @dataclass(eq=False, slots=True)
@@ -121,103 +122,100 @@ def read(text: str) -> Kernel:
     """Read the TTIR of one kernel.
 
     Raises:
-        UnreadableError: It has an operation with a region that is not known here.
+        UnreadableError: It has an operation that is not known here.
     """
-    lines = _Locations(text)
-    values: dict[str, Value] = {}
-    accesses: list[Value] = []
-    regions: list[_Region] = []
+    reader = _Reader(_Locations(text))
     for line in text.splitlines():
-        where = _LOCATION.search(line)
-        stripped = (line[: where.start()] if where else line).strip()
-        if not stripped or stripped.startswith(("#", "^bb")):
-            continue
-        if stripped.startswith("}"):
-            if not stripped.endswith("{") and regions:  # an else goes on with the same
-                regions.pop()
-            continue
-        if stripped.startswith("tt.func"):
-            for name, kind in _ARGUMENT.findall(stripped):
-                values[f"%{name}"] = Value(
-                    "argument", name, "pointer" if kind.startswith("!tt.ptr") else ""
-                )
-            regions.append(_Region("tt.func"))
-            continue
-        match = _OPERATION.match(stripped)
-        if match is None:
-            raise UnreadableError(stripped)
-        result, count, operation, rest = match.groups()
-        if operation.partition(".")[0] not in {*_PLAIN, "module", "ub"}:
-            raise UnreadableError(stripped)
-        if operation == "scf.for":
-            regions.append(_for(result, int(count or 1), rest, values))
-            continue
-        operands = [values[name] for name in _VALUE.findall(rest) if name in values]
-        made = Value(
-            operation, stripped, lines.innermost(where[1]) if where else "", operands
-        )
-        if operation == "scf.yield":
-            _yield(regions, operands)
-        elif stripped.endswith("{"):
-            if operation not in _REGIONS:
-                raise UnreadableError(stripped)
-            region = _Region(operation)
-            if operation == "scf.if" and result is not None:
-                region.results = [
-                    Value("scf.if", stripped, operands=list(operands))
-                    for _ in range(int(count or 1))
-                ]
-                _name(result, region.results, values)
-            regions.append(region)
-            if result is not None and operation == "tt.reduce":
-                values[result] = made
-        elif result is not None:
-            _name(result, [made] * int(count or 1), values)
-        if operation in {"tt.load", "tt.store"}:
-            accesses.append(made)
-        elif operation.startswith(("tt.atomic", "tt.descriptor", "tt.experimental")):
-            raise UnreadableError(stripped)
-    return Kernel(tuple(accesses))
+        reader.line(line)
+    return Kernel(tuple(reader.accesses))
 
 
 @dataclass(slots=True)
 class _Region:
-    operation: str
+    """What is between braces."""
+
     results: list[Value] = field(default_factory=list)
     carried: list[Value] = field(default_factory=list)
     """What a loop hands from turn to turn."""
 
-
-def _name(result: str, made: list[Value], values: dict[str, Value]) -> None:
-    if len(made) == 1:
-        values[result] = made[0]
-    for index, value in enumerate(made):
-        values[f"{result}#{index}"] = value
-
-
-def _for(result: str | None, count: int, rest: str, values: dict[str, Value]) -> _Region:
-    """%i = %from to %end step %step iter_args(%x = %first, …)."""
-    head, _, carried = rest.partition("iter_args(")
-    names = re.findall(r"(%[\w.-]+) = (%[\w.-]+(?:#\d+)?)", carried.partition(")")[0])
-    induction, *bounds = _VALUE.findall(head)
-    start, _, step = (values[name] for name in bounds)
-    values[induction] = Value("scf.for", rest, operands=[start, step])
-    region = _Region("scf.for")
-    firsts = [values[first] for _, first in names]  # a name may be that of an outer value
-    for (name, _), first in zip(names, firsts, strict=True):
-        values[name] = Value("scf.for", rest, operands=[first])
-        region.carried.append(values[name])
-    if result is not None:
-        region.results = [Value("scf.for", rest, operands=[first]) for first in firsts[:count]]
-        _name(result, region.results, values)
-    return region
+    def given(self, values: list[Value]) -> None:
+        """The end of a turn, or of a branch."""
+        for group in (self.carried, self.results):
+            for value, each in zip(group, values, strict=False):
+                value.operands.append(each)
 
 
-def _yield(regions: list[_Region], operands: list[Value]) -> None:
-    region = regions[-1]
-    for group in (region.carried, region.results):
-        for value, given in zip(group, operands, strict=False):
-            value.operands.append(given)
+class _Reader:
+    """Reads line by line. A name means what was last given it, as regions may use one anew."""
+
+    def __init__(self, locations: "_Locations") -> None:
+        self.accesses: list[Value] = []
+        self._locations = locations
+        self._values: dict[str, Value] = {}
+        self._regions: list[_Region] = []
+
+    def line(self, line: str) -> None:
+        """One line: an operation, or where a region begins or ends."""
+        place = _LOCATION.search(line)
+        text = (line[: place.start()] if place else line).strip()
+        if not text or text.startswith(("#", "^bb")):
+            return
+        if text.startswith("}"):
+            if not text.endswith("{"):  # an else goes on with what its if began
+                self._regions.pop()
+        elif text.startswith("tt.func"):
+            self._regions.append(_Region())
+            for name, kind in _ARGUMENT.findall(text):
+                line = "pointer" if kind.startswith("!tt.ptr") else ""
+                self._values[f"%{name}"] = Value("argument", name, line)
+        else:
+            self._operation(text, self._locations.innermost(place[1]) if place else "")
+
+    def _operation(self, text: str, line: str) -> None:
+        match = _OPERATION.match(text)
+        if match is None:
+            raise UnreadableError(text)
+        result, count, operation, rest = match.groups()
+        if operation == "scf.for":
+            self._loop(result, rest)
+            return
+        operands = [self._values[name] for name in _VALUE.findall(rest) if name in self._values]
+        made = [Value(operation, text, line, list(operands)) for _ in range(int(count or 1))]
+        if result is not None:
+            self._name(result, made)
+        if text.endswith("{"):
+            if operation not in _REGIONS:
+                raise UnreadableError(text)
+            self._regions.append(_Region(made if operation == "scf.if" else []))
+        elif operation == "scf.yield":
+            self._regions[-1].given(operands)
+        elif operation in {"tt.load", "tt.store"}:
+            self.accesses += made
+        elif operation.partition(".")[0] not in _PLAIN or operation.startswith(_OTHER_ACCESSES):
+            raise UnreadableError(text)
+
+    def _loop(self, result: str | None, rest: str) -> None:
+        """%i = %from to %end step %step iter_args(%x = %first, …)."""
+        head, _, carried = rest.partition("iter_args(")
+        pairs = re.findall(r"(%[\w.-]+) = (%[\w.-]+(?:#\d+)?)", carried.partition(")")[0])
+        induction, *bounds = _VALUE.findall(head)
+        start, _, step = (self._values[name] for name in bounds)
+        self._values[induction] = Value("scf.for", "", operands=[start, step])
+        firsts = [self._values[first] for _, first in pairs]
+        region = _Region(
+            [Value("scf.for", "", operands=[first]) for first in firsts],
+            [Value("scf.for", "", operands=[first]) for first in firsts],
+        )
+        for (name, _), value in zip(pairs, region.carried, strict=True):
+            self._values[name] = value
+        if result is not None:
+            self._name(result, region.results)
+        self._regions.append(region)
+
+    def _name(self, result: str, made: list[Value]) -> None:
+        self._values[result] = made[0]
+        for index, value in enumerate(made):
+            self._values[f"{result}#{index}"] = value
 
 
 class _Locations:
