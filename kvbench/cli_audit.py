@@ -88,8 +88,7 @@ def audit(
         *(f"fault: {line}" for line in stale_gaps(found.findings)),
     ]
     if before is not None:
-        triton_s = [name for name in names if not name.startswith(cuda.PREFIX)]
-        changes = record.differences(before, now, triton_s)
+        changes = record.differences(before, now, names)
         faults += [f"out of date, {compared}: {line}" for line in changes]
     for line in faults:
         click.echo(line, err=True)

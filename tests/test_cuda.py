@@ -446,30 +446,16 @@ def cubin(nvcc, tmp_path_factory):
     return compiled
 
 
-# 65,536 registers for the threads that a multiprocessor holds.
-HOLDS = {"sm_75": 1024, "sm_80": 2048, "sm_89": 1536, "sm_90": 2048, "sm_100": 2048, "sm_120": 1536}
-
-
-@pytest.mark.parametrize(("architecture", "threads"), HOLDS.items())
-def test_nvcc_compiles_every_instance_within_the_registers_of_full_occupancy(
-    architecture, threads, cubin
-):
+def test_nvcc_compiles_every_instance_within_the_registers_of_full_occupancy(cubin):
+    # Of Turing, which no Triton here compiles for; the others are audited.
+    threads = 1024
     expected = instances(threads // 256)
-    used = dump(cubin(architecture, expected), "--dump-resource-usage")
+    used = dump(cubin("sm_75", expected), "--dump-resource-usage")
     found = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", used)
     assert len(found) == len(expected) == 20
     for registers, *others in found:
         assert int(registers) <= 65536 // threads
         assert others == ["0", "0", "0"]
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("kernel", ["scatter_kv", "gather_kv"])
-def test_nvcc_s_machine_code_moves_16_bytes_at_a_time(kernel, architecture, cubin):
-    code = dump(cubin(architecture, [f"{kernel}<uint4, long long, 8>"]), "--dump-sass")
-    moves = Counter(re.findall(r"\b((?:LD|ST)[A-Z]*)\.E\.?(\d*)", code))
-    # K and V each way, and the slot.
-    assert moves == {("LDG", "128"): 2, ("STG", "128"): 2, ("LDG", "64"): 1}
 
 
 @pytest.fixture(scope="session")

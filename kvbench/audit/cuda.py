@@ -10,7 +10,7 @@ from pathlib import Path
 from kvbench.audit import accesses
 from kvbench.audit.accesses import Access
 from kvbench.audit.elf import code_sections
-from kvbench.audit.findings import Fault, Finding, Missing, memory_faults
+from kvbench.audit.findings import CUDA_PREFIX, Fault, Finding, Missing, memory_faults
 from kvbench.audit.machine import Resources, cuda_resources, disassemble
 from kvbench.audit.targets import Target
 from kvbench.errors import KvbenchError
@@ -18,8 +18,6 @@ from kvbench.kernels.cuda import nvrtc
 from kvbench.kernels.cuda.move import SLOTS, SOURCE, THREADS, VECTORS
 
 KERNELS = ("scatter_kv", "gather_kv")
-PREFIX = "cuda "
-"""Before their names, which are those of Triton's kernels too."""
 _COMPILERS = "nvcc is not on the PATH, and NVRTC (libnvrtc.so) is not installed"
 
 
@@ -42,7 +40,7 @@ def compile_cuda(target: Target, kernels: tuple[str, ...]) -> tuple[Finding, ...
     Raises:
         KvbenchError: The compiler refuses them, or machine code can't be read.
     """
-    names = ", ".join(PREFIX + kernel for kernel in kernels)
+    names = ", ".join(CUDA_PREFIX + kernel for kernel in kernels)
     if target.backend != "cuda":
         return Missing(names, target.name, "CUDA C++ is for NVIDIA GPUs alone")
     instances = _instances(kernels, target)
@@ -134,7 +132,7 @@ def _read(
         # What is no vector's is the slot's.
         moved = _without_slot(sass.accesses, key[2])
         yield Finding(
-            kernel=PREFIX + kernel,
+            kernel=CUDA_PREFIX + kernel,
             specialisation=instances[key],
             target=target.name,
             registers=used.registers,

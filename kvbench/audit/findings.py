@@ -6,6 +6,9 @@ from typing import Literal
 
 from kvbench.audit.accesses import VECTOR_BYTES
 
+CUDA_PREFIX = "cuda "
+"""Before the names of CUDA C++'s kernels, which are those of Triton's too."""
+
 Property = Literal["spills", "local", "widths", "addresses", "padding"]
 PROPERTIES: Mapping[Property, str] = {
     "spills": "no register is spilled",
@@ -53,6 +56,11 @@ class Finding:
     """Theoretical: see `Target.occupancy`."""
     code_bytes: int
     faults: tuple[Fault, ...] = ()
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is of CUDA C++, not of Triton."""
+        return self.kernel.startswith(CUDA_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def differences(before: Record, after: Record, kernels: Iterable[str]) -> Sequen
         {
             (f.target, f.kernel, f.specialisation): f
             for f in record.findings
-            if f.kernel in compared and f.target in targets
+            if f.kernel in compared and f.target in targets and not f.is_cuda
         }
         for record in (before, after)
     )

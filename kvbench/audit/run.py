@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvbench.audit import cuda
 from kvbench.audit.compiling import compile_all
-from kvbench.audit.findings import Finding, Missing
+from kvbench.audit.findings import CUDA_PREFIX, Finding, Missing
 from kvbench.audit.specialisations import Specialisation, functions, specialisations
 from kvbench.audit.targets import Target
 from kvbench.errors import InputError, unknown
@@ -33,7 +33,7 @@ def select_kernels(pattern: str | None) -> tuple[str, ...]:
     Raises:
         InputError: It names none; the message has the nearest name.
     """
-    known = (*functions(), *(cuda.PREFIX + kernel for kernel in cuda.KERNELS))
+    known = (*functions(), *(CUDA_PREFIX + kernel for kernel in cuda.KERNELS))
     found = tuple(each for each in known if fnmatch.fnmatchcase(each, pattern or "*"))
     if not found:
         raise unknown("kernel", pattern or "", known)
@@ -66,7 +66,7 @@ def audit(
         for target in targets
         for at in range(_PARTS)
     ]
-    moving = tuple(each for each in cuda.KERNELS if cuda.PREFIX + each in kernels)
+    moving = tuple(each for each in cuda.KERNELS if CUDA_PREFIX + each in kernels)
     parts += [_Part(target, (), moving) for target in targets if moving]
     parts = [part for part in parts if part.specialisations or part.cuda]
     expect(sum(max(len(part.specialisations), len(part.cuda)) for part in parts))

@@ -1,6 +1,7 @@
 """A GPU for Triton that is not there: what a launch needs compiled is found, and written down."""
 
 import ctypes
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,9 @@ def gpu_target(target: Target) -> GPUTarget:
     return GPUTarget(target.backend, target.arch, target.warp_threads)
 
 
+_DEVICES = itertools.count()
+
+
 @dataclass
 class SimulatedGpu:
     """Stands in for Triton's driver."""
@@ -62,6 +66,8 @@ class SimulatedGpu:
     launches: list[Launched] = field(default_factory=list)
     compiled: list[Any] = field(default_factory=list)
     """What `make` gave, or else what was wanted."""
+    device: int = field(default_factory=_DEVICES.__next__)
+    """Triton keeps compiled kernels by device: each simulation is one by itself."""
 
     # What Triton asks its driver.
 
@@ -70,8 +76,8 @@ class SimulatedGpu:
         return gpu_target(self.target)
 
     def get_current_device(self) -> int:
-        """Triton keeps compiled kernels by device: each simulation is one by itself."""
-        return id(self)
+        """As Triton's driver."""
+        return self.device
 
     def get_current_stream(self, device: int) -> int:
         """As Triton's driver."""

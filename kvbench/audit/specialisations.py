@@ -31,6 +31,8 @@ _BESIDE = tuple(
         "op=write,read seq_len=128 cache_dtype=fp8_e4m3,fp8_e5m2,int8 kv_scale=per_head,per_token",
         "op=write,read seq_len=128 layout=MLA,x-packed,HND cache_dtype=auto,fp8_e4m3",
         "op=write,read seq_len=128 num_kv_heads=5 head_dim=40",
+        "op=write,read seq_len=128 num_kv_heads=1 head_dim=64",
+        "op=index seq_len=300 batch=5 lengths=equal padding=3 slot_dtype=int32 block_size=17",
         "op=attend seq_len=8192 batch=64 num_heads=32 layout=HND,x-packed lengths=equal",
         "op=attend seq_len=8192 batch=64 num_heads=16 layout=MLA lengths=equal",
         "op=attend seq_len=8192 batch=64 num_heads=32 cache_dtype=int8 kv_scale=per_token "
@@ -102,7 +104,7 @@ def specialisations(backend: str) -> tuple[Specialisation, ...]:
             for strategy in strategies:
                 if strategy.op == case.op and strategy.supports(case, _META) is None:
                     _plan(strategy, case, all_tiles=all_tiles)
-    return tuple(_named(gpu.compiled))
+    return tuple(named(gpu.compiled))
 
 
 def _plan(strategy: Strategy, case: Case, *, all_tiles: bool) -> None:
@@ -115,7 +117,8 @@ def _plan(strategy: Strategy, case: Case, *, all_tiles: bool) -> None:
                 strategy.run(workload, prepared)
 
 
-def _named(wanted: Iterable[Wanted]) -> Iterator[Specialisation]:
+def named(wanted: Iterable[Wanted]) -> Iterator[Specialisation]:
+    """What launches asked Triton for, each with a name that no other of its kernel has."""
     seen: Counter[tuple[str, str]] = Counter()
     for each in wanted:
         made = Specialisation(
