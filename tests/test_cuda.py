@@ -446,11 +446,16 @@ def cubin(nvcc, tmp_path_factory):
     return compiled
 
 
-def test_nvcc_compiles_every_instance_within_the_registers_of_full_occupancy(cubin):
-    # Of Turing, which no Triton here compiles for; the others are audited.
-    threads = 1024
+# 65,536 registers for the threads that a multiprocessor holds.
+HOLDS = {"sm_75": 1024, "sm_80": 2048, "sm_89": 1536, "sm_90": 2048, "sm_100": 2048, "sm_120": 1536}
+
+
+@pytest.mark.parametrize(("architecture", "threads"), HOLDS.items())
+def test_nvcc_compiles_every_instance_within_the_registers_of_full_occupancy(
+    architecture, threads, cubin
+):
     expected = instances(threads // 256)
-    used = dump(cubin("sm_75", expected), "--dump-resource-usage")
+    used = dump(cubin(architecture, expected), "--dump-resource-usage")
     found = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", used)
     assert len(found) == len(expected) == 20
     for registers, *others in found:

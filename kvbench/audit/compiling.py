@@ -10,7 +10,7 @@ import triton
 from kvbench.audit import accesses, addresses, ttir, widths
 from kvbench.audit.accesses import Access, widths_of
 from kvbench.audit.elf import code_sections
-from kvbench.audit.findings import Fault, Finding, lost_vectors, memory_faults
+from kvbench.audit.findings import Fault, Finding, lost_vectors
 from kvbench.audit.machine import (
     Resources,
     amd_resources,
@@ -111,7 +111,7 @@ def _finding(
         for name in names
     }
     faults = [
-        *memory_faults(used.spill_bytes, used.stack_bytes, used.local_bytes),
+        *used.faults(target),
         *widths.width_faults(moved, permitted),
         *lost,
         *(Fault("addresses", text) for text in addresses.address_faults(seen)),

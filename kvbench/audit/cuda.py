@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from kvbench.audit import accesses
-from kvbench.audit.accesses import Access
+from kvbench.audit.accesses import VECTOR_BYTES, Access
 from kvbench.audit.elf import code_sections
-from kvbench.audit.findings import CUDA_PREFIX, Fault, Finding, Missing, memory_faults
+from kvbench.audit.findings import CUDA_PREFIX, Fault, Finding, Missing
 from kvbench.audit.machine import Resources, cuda_resources, disassemble
 from kvbench.audit.targets import Target
 from kvbench.errors import KvbenchError
@@ -18,6 +20,7 @@ from kvbench.kernels.cuda import nvrtc
 from kvbench.kernels.cuda.move import SLOTS, SOURCE, THREADS, VECTORS
 
 KERNELS = ("scatter_kv", "gather_kv")
+_SLOT = torch.int64
 _COMPILERS = "nvcc is not on the PATH, and NVRTC (libnvrtc.so) is not installed"
 
 
@@ -31,7 +34,9 @@ def compiler() -> str:
 
 
 def compile_cuda(target: Target, kernels: tuple[str, ...]) -> tuple[Finding, ...] | Missing:
-    """Every instance of the kernels, for every vector and type of slots; or why there are none.
+    """The instances of the kernels that the GPU preset asks for; or why there are none.
+
+    Its rows and slots are all multiples of 16 bytes, and slots are int64: one instance of each.
 
     Args:
         target: What for.
@@ -58,20 +63,14 @@ def compile_cuda(target: Target, kernels: tuple[str, ...]) -> tuple[Finding, ...
         return tuple(_read(cubins, instances, target, folder))
 
 
-def _instances(kernels: tuple[str, ...], target: Target) -> dict[tuple[str, int, int], str]:
-    """As C++ names them; by kernel, bytes of a vector, and bytes of a slot."""
+def _instances(kernels: tuple[str, ...], target: Target) -> dict[str, str]:
+    """As C++ names them, by kernel."""
     blocks = target.warps * target.warp_threads // THREADS
-    return {
-        (kernel, nbytes, dtype.itemsize): f"{kernel}<{vector}, {slot}, {blocks}>"
-        for kernel in kernels
-        for nbytes, vector in VECTORS.items()
-        for dtype, slot in SLOTS.items()
-    }
+    vector, slot = VECTORS[VECTOR_BYTES], SLOTS[_SLOT]
+    return {kernel: f"{kernel}<{vector}, {slot}, {blocks}>" for kernel in kernels}
 
 
-def _by_nvcc(
-    nvcc: str, instances: dict[tuple[str, int, int], str], target: Target, folder: Path
-) -> Path:
+def _by_nvcc(nvcc: str, instances: dict[str, str], target: Target, folder: Path) -> Path:
     source, cubin = folder / "instances.cu", folder / "instances.cubin"
     lines = [f"template __global__ void {each}(const Move);" for each in instances.values()]
     source.write_text(f'#include "{SOURCE}"\n' + "\n".join(lines), encoding="utf-8")
@@ -80,9 +79,7 @@ def _by_nvcc(
     return cubin
 
 
-def _by_nvrtc(
-    instances: dict[tuple[str, int, int], str], target: Target, folder: Path
-) -> Iterator[Path]:
+def _by_nvrtc(instances: dict[str, str], target: Target, folder: Path) -> Iterator[Path]:
     source = SOURCE.read_text(encoding="utf-8")
     for index, expression in enumerate(instances.values()):
         try:
@@ -94,15 +91,9 @@ def _by_nvrtc(
         yield path
 
 
-# A mangled name begins with the kernel's and the vector's.
-_MANGLED = re.compile(r"_Z\d+(scatter_kv|gather_kv)I(5uint4|5uint2|j|t|h)([xi])Li\d+E")
-_VECTOR_BYTES = {"5uint4": 16, "5uint2": 8, "j": 4, "t": 2, "h": 1}
-_SLOT_BYTES = {"x": 8, "i": 4}
-
-
 def _read(
     cubins: list[Path],
-    instances: dict[tuple[str, int, int], str],
+    instances: dict[str, str],
     target: Target,
     folder: Path,
 ) -> Iterator[Finding]:
@@ -116,11 +107,7 @@ def _read(
     }
     read = disassemble(list(codes.values()), target, folder)
     for (name, code), sass in zip(codes.items(), read, strict=True):
-        found = _MANGLED.match(name)
-        if found is None:
-            raise KvbenchError(f"{SOURCE.name}: kernel {name!r}; expected an instance of {KERNELS}")
-        kernel, vector, slot = found.groups()
-        key = kernel, _VECTOR_BYTES[vector], _SLOT_BYTES[slot]
+        (kernel,) = (each for each in instances if each in name)  # mangled
         used = resources[name]
         used = Resources(
             used.registers,
@@ -130,10 +117,10 @@ def _read(
             sass.local_stores,
         )
         # What is no vector's is the slot's.
-        moved = _without_slot(sass.accesses, key[2])
+        moved = _without_slot(sass.accesses)
         yield Finding(
             kernel=CUDA_PREFIX + kernel,
-            specialisation=instances[key],
+            specialisation=instances[kernel],
             target=target.name,
             registers=used.registers,
             spill_bytes=used.spill_bytes,
@@ -148,27 +135,27 @@ def _read(
             ),
             code_bytes=len(code),
             faults=(
-                *memory_faults(used.spill_bytes, used.stack_bytes, used.local_bytes),
-                *_width_faults(moved, key[1]),
+                *used.faults(target),
+                *_width_faults(moved),
             ),
         )
 
 
-def _without_slot(found: tuple[Access, ...], slot_bytes: int) -> tuple[Access, ...]:
-    """Accesses but for the load of the slot, which is the first of its width."""
-    slot = Access("load", slot_bytes)
+def _without_slot(found: tuple[Access, ...]) -> tuple[Access, ...]:
+    """Accesses but for the load of the slot."""
+    slot = Access("load", _SLOT.itemsize)
     if slot not in found:
-        raise KvbenchError(f"machine code: no load of a slot of {slot_bytes} bytes")
+        raise KvbenchError(f"machine code: no load of a slot of {slot.nbytes} bytes")
     at = found.index(slot)
     return (*found[:at], *found[at + 1 :])
 
 
-def _width_faults(moved: tuple[Access, ...], vector_bytes: int) -> tuple[Fault, ...]:
-    narrow = [each for each in moved if each.nbytes != vector_bytes]
+def _width_faults(moved: tuple[Access, ...]) -> tuple[Fault, ...]:
+    narrow = sorted(each.nbytes for each in moved if each.nbytes != VECTOR_BYTES)
     if not narrow:
         return ()
-    widths = ", ".join(str(nbytes) for nbytes in sorted({each.nbytes for each in narrow}))
-    text = f"{len(narrow)} accesses are {widths} bytes wide; expected {vector_bytes}, the vector's"
+    widths = ", ".join(map(str, dict.fromkeys(narrow)))
+    text = f"{len(narrow)} accesses are {widths} bytes wide; expected {VECTOR_BYTES}"
     return (Fault("widths", text),)
 
 

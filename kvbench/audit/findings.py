@@ -9,10 +9,11 @@ from kvbench.audit.accesses import VECTOR_BYTES
 CUDA_PREFIX = "cuda "
 """Before the names of CUDA C++'s kernels, which are those of Triton's too."""
 
-Property = Literal["spills", "local", "widths", "addresses", "padding"]
+Property = Literal["spills", "local", "shared", "widths", "addresses", "padding"]
 PROPERTIES: Mapping[Property, str] = {
     "spills": "no register is spilled",
     "local": "no stack and no local memory",
+    "shared": "a block's shared memory is no more than it may have",
     "widths": "K and V are accessed 16 bytes at a time, or as wide as alignment permits",
     "addresses": "offsets of pools are multiplied in 64 bits",
     "padding": "padding slots are neither read nor written",
@@ -140,14 +141,27 @@ def stale_gaps(findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def memory_faults(spill_bytes: int, stack_bytes: int, local_bytes: int) -> tuple[Fault, ...]:
-    """Registers that are spilled, and what else of a thread is in memory."""
+def memory_faults(
+    spill_bytes: int, stack_bytes: int, local_bytes: int, shared_bytes: int, most_shared: int
+) -> tuple[Fault, ...]:
+    """Registers that are spilled, what else of a thread is in memory, and too much shared memory.
+
+    Args:
+        spill_bytes: As in `Finding`, as are the next three.
+        stack_bytes: See above.
+        local_bytes: See above.
+        shared_bytes: See above.
+        most_shared: What a block may have.
+    """
     faults = []
     if spill_bytes:
         faults.append(Fault("spills", f"{spill_bytes} bytes of a thread are spilled; expected 0"))
     for name, nbytes in (("stack", stack_bytes), ("local memory", local_bytes)):
         if nbytes:
             faults.append(Fault("local", f"a thread has {nbytes} bytes of {name}; expected 0"))
+    if shared_bytes > most_shared:
+        text = f"a block has {shared_bytes} bytes of shared memory; expected up to {most_shared}"
+        faults.append(Fault("shared", text))
     return tuple(faults)
 
 

@@ -10,6 +10,7 @@ import triton
 
 from kvbench.audit.accesses import Sass, read_sass
 from kvbench.audit.elf import code_sections
+from kvbench.audit.findings import Fault, memory_faults
 from kvbench.audit.targets import Target
 from kvbench.errors import KvbenchError
 
@@ -31,6 +32,11 @@ class Resources:
     """Of a block, that the code itself declares."""
     spill_bytes: int
     """Of a thread, that instructions store in memory for want of registers."""
+
+    def faults(self, target: Target) -> tuple[Fault, ...]:
+        """What of it should not be: memory of a thread, or more of a block's than there is."""
+        own = (self.spill_bytes, self.stack_bytes, self.local_bytes, self.shared_bytes)
+        return memory_faults(*own, target.block_shared_bytes)
 
 
 def cuda_resources(cubin: Path, target: Target) -> dict[str, Resources]:

@@ -27,12 +27,19 @@ class Record:
 def write(record: Record, path: Path) -> None:
     """Write it; what is there is replaced."""
     head = {"schema": _SCHEMA, "triton": record.triton, "cuda": record.cuda}
-    lines = ",\n".join(json.dumps(dataclasses.asdict(each)) for each in record.findings)
+    lines = ",\n".join(map(_line, record.findings))
     text = json.dumps(head)[:-1] + f', "findings": [\n{lines}\n]}}\n'
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
+
+
+def _line(finding: Finding) -> str:
+    told = dataclasses.asdict(finding)
+    if not finding.faults:
+        del told["faults"]
+    return json.dumps(told)
 
 
 def read(path: Path) -> Record:
@@ -58,7 +65,7 @@ def _finding(told: dict[str, Any]) -> Finding:
         name: {int(nbytes): count for nbytes, count in told[name].items()}
         for name in ("loads", "stores")
     }
-    faults = tuple(Fault(**each) for each in told["faults"])
+    faults = tuple(Fault(**each) for each in told.get("faults", ()))
     return Finding(**{**told, **widths, "faults": faults})
 
 

@@ -2,8 +2,11 @@
 
 import fnmatch
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Self
 
 from kvbench.audit import cuda
 from kvbench.audit.compiling import compile_all
@@ -60,25 +63,31 @@ def audit(
     """
     if jit.interpreting():
         raise InputError("TRITON_INTERPRET is set: expected it unset, as kernels are compiled")
-    plans = {backend: specialisations(backend) for backend in {t.backend for t in targets}}
-    parts = [
-        _Part(target, tuple(s for s in plans[target.backend] if s.kernel in kernels)[at::_PARTS])
-        for target in targets
-        for at in range(_PARTS)
-    ]
     moving = tuple(each for each in cuda.KERNELS if CUDA_PREFIX + each in kernels)
-    parts += [_Part(target, (), moving) for target in targets if moving]
-    parts = [part for part in parts if part.specialisations or part.cuda]
-    expect(sum(max(len(part.specialisations), len(part.cuda)) for part in parts))
+    triton_s = frozenset(kernels) & functions().keys()
     findings: list[Finding] = []
     missing: list[Missing] = []
-    for part, found in _done(parts):
-        if isinstance(found, Missing):
-            missing.append(found)
-        else:
-            findings += found
-        for name in [each.kernel for each in part.specialisations] or part.cuda:
-            done(f"{part.target.name} {name}")
+    total = 0
+    with _Workers(many=len(targets) > 1) as workers:
+        # What takes longest comes first, and processes begin while the rest is planned.
+        for backend in dict.fromkeys(target.backend for target in targets):
+            of_backend = [target for target in targets if target.backend == backend]
+            every = specialisations(backend) if triton_s else ()
+            planned = [each for each in every if each.kernel in triton_s]
+            for target in of_backend:
+                parts = [_Part(target, tuple(planned[at::_PARTS])) for at in range(_PARTS)]
+                parts += [_Part(target, (), moving)]
+                for part in parts:
+                    total += part.size
+                    workers.take(part)
+        expect(total)
+        for part, found in workers.done():
+            if isinstance(found, Missing):
+                missing.append(found)
+            else:
+                findings += found
+            for name in part.names:
+                done(f"{part.target.name} {name}")
     order = {target.name: at for at, target in enumerate(targets)}
     names = {name: at for at, name in enumerate(kernels)}
     return Audit(
@@ -89,26 +98,64 @@ def audit(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one process does at a time."""
+    """What one process does at a time: Triton's kernels, or CUDA's."""
 
     target: Target
     specialisations: tuple[Specialisation, ...]
     cuda: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its kernels."""
+        return tuple(each.kernel for each in self.specialisations) + self.cuda
 
-def _done(
-    parts: Sequence[_Part],
-) -> Iterator[tuple[_Part, tuple[Finding, ...] | Missing]]:
-    """Parts as they get done. A few are not worth processes, which take seconds to start."""
-    if len(parts) <= _PARTS:
-        yield from map(_compiled, parts)
-        return
-    # Not forked: PyTorch has threads.
-    with multiprocessing.get_context("spawn").Pool(_PROCESSES) as pool:
-        yield from pool.imap_unordered(_compiled, parts)
+    @property
+    def size(self) -> int:
+        """How many kernels it has."""
+        return len(self.names)
 
 
-def _compiled(part: _Part) -> tuple[_Part, tuple[Finding, ...] | Missing]:
+_Done = tuple[_Part, tuple[Finding, ...] | Missing]
+
+
+class _Workers:
+    """Processes that parts are given to; none for one target, as they take seconds to begin."""
+
+    def __init__(self, *, many: bool) -> None:
+        # Not forked: PyTorch has threads.
+        context = multiprocessing.get_context("spawn")
+        self._pool = None
+        if many:
+            # Ctrl-C is for the one that waits: what is being compiled is done with in seconds.
+            ignored = (signal.SIGINT, signal.SIG_IGN)
+            self._pool = ProcessPoolExecutor(_PROCESSES, context, signal.signal, ignored)
+        self._parts: list[_Part] = []
+        self._taken: list[Future[_Done]] = []
+
+    def take(self, part: _Part) -> None:
+        """Begin with a part, or put it off until `done`."""
+        if not part.size:
+            return
+        if self._pool is not None:
+            self._taken.append(self._pool.submit(_compiled, part))
+        else:
+            self._parts.append(part)
+
+    def done(self) -> Iterator[_Done]:
+        """Parts as they get done."""
+        yield from map(_compiled, self._parts)
+        for each in as_completed(self._taken):
+            yield each.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _compiled(part: _Part) -> _Done:
     if part.cuda:
         return part, cuda.compile_cuda(part.target, part.cuda)
     return part, compile_all(part.specialisations, part.target)

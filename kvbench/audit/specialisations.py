@@ -147,9 +147,11 @@ def _describe(made: Specialisation) -> str:
         dtype = kinds["output"].strip("*")
         return f"{known['NUM_HEADS']} heads x {known['OUT_DIM']} {dtype}, {known['SPLITS']} parts"
     dims = "+".join(str(known[f"{half}_DIM"]) for half in ("KEY", "VALUE"))
-    code = (
-        f" from {_CODES[known['CODE']]} {known['SCALE']}" if known.get("CODE") is not None else ""
-    )
+    code = ""
+    if known.get("CODE") is not None:
+        code = f" in {_CODES[known['CODE']]} {known['SCALE']}"
+    if known["KEY_PACK"] != known["KEY_DIM"]:
+        code += ", x-packed"
     if "GROUP" in known:
         heads = f"{known['KV_HEADS'] * known['GROUP']}/{known['KV_HEADS']} heads"
         tile = f"{known['ROWS']} rows x {known['TOKENS']} tokens"
