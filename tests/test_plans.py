@@ -393,7 +393,7 @@ def test_the_interpreter_measures_nothing_and_has_nothing_to_report(monkeypatch)
 
 @pytest.mark.usefixtures("timed")
 def test_with_measured_tiles_the_gpu_preset_compiles_each_candidate_once():
-    run_preset(case for case in cases_of_the_gpu_preset() if case.op != "attend")
+    run_preset(case for case in cases_of_the_gpu_preset() if case.op in {"write", "read"})
     shapes = [
         (heads * dim, size)
         for heads, dim, size in (

@@ -67,8 +67,8 @@ def padding_faults(kernel: Kernel) -> tuple[str, ...]:
 
     Where slots are given: what is stored, and what is loaded from a slot, is so only where its slot
     is 0 or more; and tokens past the last have a negative slot. Where a table of blocks is given:
-    only blocks of positions inside the context are loaded from. Where slots are made: a block that
-    is none makes a negative slot.
+    only positions inside the context are loaded, or what is past it is left out. Where slots are
+    made: a block that is none makes a negative slot.
     """
     return tuple(dict.fromkeys(fault for each in kernel.accesses for fault in _unguarded(each)))
 
@@ -90,7 +90,9 @@ def _unguarded(access: Value) -> Iterator[str]:
     elif _SLOTS in sources or (is_store and _loads_slots(access)):
         if not any(_says_slot_is_there(each) for each in conditions):
             yield f"{what}: its mask does not ask for a slot of 0 or more"
-    elif _BLOCKS in sources and not any(_says_inside(each) for each in conditions):
+    elif _BLOCKS in sources and not (
+        any(_says_inside(each) for each in conditions) or _is_left_out(access)
+    ):
         yield f"{what}: its mask does not end with the context"
 
 
@@ -129,6 +131,33 @@ def _says_inside(condition: Value) -> bool:
     ):
         return False
     return _LENGTHS in _sources(condition.operands[1])
+
+
+def _is_left_out(load: Value) -> bool:
+    """Whether what a load gives past the context's end is left out, and its block is one of it.
+
+    Slots that lie side by side are loaded together, some of which are past the end: the block that
+    they lie in is that of a position that a loop over the context is at.
+    """
+    is_chosen = [
+        each.operation == "arith.select" and any(map(_says_inside, conjuncts(each.operands[0])))
+        for each in load.users
+    ]
+    blocks = [
+        each
+        for each in pointer_of(load).walk(stops=_is_load)
+        if _is_load(each) and _BLOCKS in tensors_of(each)
+    ]
+    return bool(is_chosen) and all(is_chosen) and all(map(_is_of_context, blocks))
+
+
+def _is_of_context(block: Value) -> bool:
+    """Whether a block is looked up for positions inside the context alone."""
+    mask = mask_of(block)
+    if mask is not None:
+        return any(map(_says_inside, conjuncts(mask)))
+    ends = [v.end for v in pointer_of(block).walk(stops=_is_load) if v.end is not None]
+    return any(_LENGTHS in _sources(end) for end in ends)
 
 
 def _is_padded(slots: Value) -> bool:

@@ -34,6 +34,10 @@ class Value:
     line: str = ""
     """Where it comes from, as "offsets.py:32"; "" where that is unknown."""
     operands: "list[Value]" = field(default_factory=list)
+    end: "Value | None" = None
+    """Of a loop's variable, what it is always less than."""
+    users: "list[Value]" = field(default_factory=list)
+    """Operations that have it for an operand."""
 
     @property
     def bits(self) -> int:
@@ -181,6 +185,8 @@ class _Reader:
             return
         operands = [self._values[name] for name in _VALUE.findall(rest) if name in self._values]
         made = [Value(operation, text, line, list(operands)) for _ in range(int(count or 1))]
+        for operand in operands:
+            operand.users += made
         if result is not None:
             self._name(result, made)
         if text.endswith("{"):
@@ -199,8 +205,8 @@ class _Reader:
         head, _, carried = rest.partition("iter_args(")
         pairs = re.findall(r"(%[\w.-]+) = (%[\w.-]+(?:#\d+)?)", carried.partition(")")[0])
         induction, *bounds = _VALUE.findall(head)
-        start, _, step = (self._values[name] for name in bounds)
-        self._values[induction] = Value("scf.for", "", operands=[start, step])
+        start, end, step = (self._values[name] for name in bounds)
+        self._values[induction] = Value("scf.for", "", operands=[start, step], end=end)
         firsts = [self._values[first] for _, first in pairs]
         region = _Region(
             [Value("scf.for", "", operands=[first]) for first in firsts],

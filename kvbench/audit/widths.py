@@ -41,7 +41,9 @@ def permitted_bytes(
     is_adjacent = constants.get(f"{tensor}_dim_stride") == 1
     if attends:
         is_adjacent = is_adjacent or bool(constants[f"{half}_ADJACENT"])
-        tile = constants["TOKENS"] * constants[f"{half}_PADDED"]
+        # K is loaded a piece of its head at a time.
+        head = constants["PIECE"] if half == "KEY" else constants["VALUE_PADDED"]
+        tile = constants["TOKENS"] * head
         # Codes are loaded as the operands that they become are laid out, 16 bytes each.
         most = min(max(tile // threads, 1), VECTOR_BYTES // max(itemsizes["query"], itemsize))
     else:
