@@ -67,6 +67,10 @@ gpu: $(READY) ## All that only a GPU can show, in one folder to commit (25 minut
 check-exhaustive: $(READY) ## Every strategy in every layout, dtype and kind of scales; takes long
 	@$(BIN)/kvbench check --exhaustive $(ARGS)
 
+.PHONY: audit
+audit: $(READY) ## Machine code of the kernels, for GPUs that need not be here (2 minutes)
+	@$(BIN)/kvbench audit --compare docs/machine-code.json $(ARGS)
+
 .PHONY: bench-regress
 bench-regress: $(READY) ## The pytest-benchmark suite (ARGS: --benchmark-save=NAME, --benchmark-compare …)
 	@$(BIN)/pytest benchmarks --benchmark-enable $(ARGS)
@@ -77,12 +81,12 @@ check: $(READY) ## Lint, format, types, import rules, generated parts of the doc
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache > .venv/lint-imports.log || { cat .venv/lint-imports.log; false; }
-	@$(BIN)/cog --check --check-fail-msg="run: make docs" README.md
+	@$(BIN)/cog --check --check-fail-msg="run: make docs" README.md docs/machine-code.md
 
 .PHONY: docs
 docs: $(READY) ## Generate the tables of the docs and the plots of the committed runs anew
 	@for run in results/reference-*; do $(BIN)/kvbench plot $$run; done
-	@$(BIN)/cog -r README.md
+	@$(BIN)/cog -r README.md docs/machine-code.md
 
 .PHONY: format
 format: $(READY) ## Format and fix what can be fixed

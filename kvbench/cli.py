@@ -16,6 +16,7 @@ import click
 import kvbench
 from kvbench.axes import AXES, Axes, expand_all, override_all
 from kvbench.cases import DTYPE_BYTES, LAYOUTS, OPS, Case
+from kvbench.cli_audit import audit
 from kvbench.cli_compare import ab, compare
 from kvbench.cli_predict import predict
 from kvbench.console import (
@@ -773,6 +774,7 @@ def _say_wrong(frame: "pd.DataFrame") -> bool:
 cli.add_command(compare)
 cli.add_command(ab)
 cli.add_command(predict)
+cli.add_command(audit)
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import re
-import subprocess
 from collections import Counter
 
 import pytest
@@ -23,9 +22,12 @@ from kvbench.workload import build, resident_tables
 
 triton = pytest.importorskip("triton")
 
-from simulated_gpu import SHARED_BYTES, simulated_gpu  # noqa: E402 - only where Triton is
-from triton.backends.compiler import GPUTarget  # noqa: E402
+from simulated_gpu import simulated_gpu  # noqa: E402 - only where Triton is
 
+from kvbench.audit.compiling import compile_all  # noqa: E402
+from kvbench.audit.findings import open_faults  # noqa: E402
+from kvbench.audit.specialisations import named  # noqa: E402
+from kvbench.audit.targets import TARGETS  # noqa: E402
 from kvbench.kernels.attend import attend_kernel  # noqa: E402
 from kvbench.kernels.attend_merge import merge_attend_kernel  # noqa: E402
 from kvbench.kernels.attend_plan import Meaning, plan_attend  # noqa: E402
@@ -374,10 +376,6 @@ def test_a_plan_passes_programs_for_every_head_part_and_tile(h100):
 
 # Compiled for GPUs that are not here.
 
-TARGETS = {
-    **{f"sm_{arch}": GPUTarget("cuda", arch, 32) for arch in (80, 89, 90, 100, 120)},
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -386,7 +384,7 @@ def decoding(**fields):
     return Case(**({"op": "attend", "seq_len": 8192, "num_heads": 32} | fields))
 
 
-def compile_for(target, case, folder):
+def compile_for(target, case, folder, *, compiling=True):
     """The kernels that 64 contexts of a case are compiled to."""
     code = {"auto": DTYPES[case.dtype], "fp8_e4m3": E4M3, "int8": INT8}[case.cache_dtype]
     small = dataclasses.replace(case, seq_len=case.block_size)
@@ -398,7 +396,7 @@ def compile_for(target, case, folder):
     query = workload.query.new_empty((64 * case.query_len, *workload.query.shape[1:]))
     output = query.new_empty((*query.shape[:2], case.value_head_dim))
     scales = () if workload.key_scale is None else (workload.key_scale, workload.value_scale)
-    with simulated_gpu(folder, TARGETS[target]) as gpu:
+    with simulated_gpu(folder, TARGETS[target], compiling=compiling) as gpu:
         for kernel in KERNELS:
             kernel.compiled.device_caches.clear()
         plan_attend(
@@ -427,26 +425,6 @@ def compiled(tmp_path_factory):
     return lambda target, **fields: of(target, decoding(**fields))
 
 
-def spilled(kernel, folder):
-    """Bytes of registers that a program has in memory."""
-    if "amdgcn" in kernel.asm:
-        return int(re.findall(r"\.private_segment_fixed_size: *(\d+)", kernel.asm["amdgcn"])[0])
-    path = folder / "kernel.ptx"
-    path.write_text(kernel.asm["ptx"])
-    target = re.search(r"\.target (\w+)", kernel.asm["ptx"])[1]
-    newest = target.startswith(("sm_100", "sm_120"))
-    knobs = triton.knobs.nvidia
-    assembler = (getattr(knobs, "ptxas_blackwell", knobs.ptxas) if newest else knobs.ptxas).path
-    told = subprocess.run(
-        [assembler, "-v", f"--gpu-name={target}", path, "-o", folder / "kernel.cubin"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stderr
-    (stores,) = re.findall(r"(\d+) bytes spill stores", told)
-    return int(stores)
-
-
 def copies(ptx):
     """How many bytes the asynchronous copies from a pool move, and how often."""
     return Counter(re.findall(r"cp\.async\.c[ag]\S+ \[[^]]*\], \[[^]]*\], (0x\w+)", ptx))
@@ -458,16 +436,6 @@ def narrow_loads(ptx):
 
 
 MLA = {"layout": "MLA", "num_kv_heads": 1, "head_dim": 576, "num_heads": 16}
-SHAPES = [
-    {},
-    {"head_dim": 64, "dtype": "fp16"},
-    {"head_dim": 256},
-    {"dtype": "fp32"},
-    {"cache_dtype": "fp8_e4m3"},
-    {"cache_dtype": "int8", "kv_scale": "per_token"},
-    {"query_len": 64},
-    MLA,
-]
 MORE_SHAPES = [
     {"head_dim": head_dim, **codes, **rows}
     for head_dim in (64, 128, 256)
@@ -487,21 +455,18 @@ MORE_SHAPES = [
 ] + [{**MLA, "num_heads": heads, "dtype": dtype} for heads in (16, 128) for dtype in DTYPES]
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_compiled_attention_spills_no_register(shape, target, compiled, tmp_path):
-    for kernel in compiled(target, **shape):
-        assert spilled(kernel, tmp_path) == 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("shape", MORE_SHAPES, ids=str)
-def test_compiled_attention_of_any_shape_spills_no_register(shape, target, compiled, tmp_path):
+def test_machine_code_of_attention_of_any_shape_has_no_fault(target, tmp_path):
     # Too much shared memory is an error by itself.
-    for kernel in compiled(target, **shape):
-        assert spilled(kernel, tmp_path) == 0
-        assert kernel.metadata.shared <= SHARED_BYTES[TARGETS[target].arch]
+    wanted = [
+        each
+        for shape in MORE_SHAPES
+        for each in compile_for(target, decoding(**shape), tmp_path, compiling=False)
+    ]
+    findings = compile_all(tuple(named(wanted)), TARGETS[target])
+    assert len(findings) >= len(MORE_SHAPES)
+    assert open_faults(findings) == ()
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
@@ -535,14 +500,6 @@ def test_compiled_attention_loads_k_and_v_16_bytes_at_a_time_ahead(shape, target
     assert narrow_loads(attend.asm["ptx"]) == []
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("cache_dtype", ["fp8_e4m3", "int8"])
-def test_compiled_attention_loads_8_codes_at_a_time_at_least(cache_dtype, target, compiled):
-    attend, *_ = compiled(target, cache_dtype=cache_dtype)
-    assert set(copies(attend.asm["ptx"])) == {"0x10", "0x8"}
-    assert narrow_loads(attend.asm["ptx"]) == []
-
-
 @pytest.mark.parametrize(("target", "unit"), [("sm_80", "mma.sync"), ("sm_90", "mma.sync")])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_compiled_decoding_multiplies_in_matrix_units(dtype, target, unit, compiled):
@@ -555,18 +512,6 @@ def test_compiled_fp32_is_not_rounded_to_what_matrix_units_take(compiled):
     attend, *_ = compiled("sm_90", dtype="fp32")
     assert "tf32" not in attend.asm["ptx"]
     assert "mma" not in attend.asm["ptx"]
-
-
-@pytest.mark.parametrize("shape", [{}, MLA, {"layout": "x-packed"}], ids=str)
-def test_compiled_products_with_strides_are_64_bit(shape, compiled):
-    for kernel in compiled("sm_80", **shape):
-        lines = kernel.asm["ttir"].splitlines()
-        products = [line.strip() for line in lines if "arith.muli" in line]
-        narrow = [line for line in products if "i64" not in line]
-        # Those that need no more number rows, programs and positions, and have no stride yet.
-        known = r"%(row|tiles|first|tile|last|begin|out_element|element|run|kv_head)\w* = "
-        assert [line for line in narrow if not re.match(known, line)] == []
-        assert len(products) > len(narrow)
 
 
 # What is refused.

@@ -463,15 +463,6 @@ def test_nvcc_compiles_every_instance_within_the_registers_of_full_occupancy(
         assert others == ["0", "0", "0"]
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("kernel", ["scatter_kv", "gather_kv"])
-def test_nvcc_s_machine_code_moves_16_bytes_at_a_time(kernel, architecture, cubin):
-    code = dump(cubin(architecture, [f"{kernel}<uint4, long long, 8>"]), "--dump-sass")
-    moves = Counter(re.findall(r"\b((?:LD|ST)[A-Z]*)\.E\.?(\d*)", code))
-    # K and V each way, and the slot.
-    assert moves == {("LDG", "128"): 2, ("STG", "128"): 2, ("LDG", "64"): 1}
-
-
 @pytest.fixture(scope="session")
 def needs_nvrtc():
     if nvrtc.library() is None:

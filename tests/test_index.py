@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -440,10 +439,6 @@ def test_a_batch_without_tokens_launches_nothing(strategy):
 
 triton = pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402 - only where Triton is
-from triton.compiler import ASTSource  # noqa: E402
-
-from kvbench.kernels import jit  # noqa: E402
 from kvbench.kernels import slot_mapping as kernel  # noqa: E402
 
 
@@ -550,61 +545,3 @@ def test_nothing_that_grows_with_a_sequence_is_compiled_in(monkeypatch):
     one, other = (launch_of(case, monkeypatch).constants for case in cases_of)
     assert one == other
     assert set(one) == {"BLOCK_SIZE", "BLOCK", "SUMMED", "num_warps"}
-
-
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
-
-
-def compiled(launch, target, folder):
-    """What Triton compiles for a launch: it specialises on 1 and on multiples of 16."""
-    form = kernel.map_slots_kernel.compiled
-    names = {torch.int64: "*i64", torch.int32: "*i32"}
-    constants = {n: v for n, v in launch.constants.items() if n != "num_warps"}
-    signature, attributes = {}, {}
-    for index, (name, argument) in enumerate(zip(form.arg_names, launch.arguments, strict=False)):
-        if isinstance(argument, torch.Tensor):
-            signature[name], divisible = names[argument.dtype], argument.data_ptr() % 16 == 0
-        elif argument == 1:
-            constants[name], divisible = 1, False
-        else:
-            signature[name], divisible = "i32", argument % 16 == 0
-        if divisible:
-            attributes[index,] = [["tt.divisibility", 16]]
-    signature |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(form, signature, constants, attributes)
-    options = {"num_warps": launch.constants["num_warps"]}
-    with triton.knobs.cache.scope():
-        triton.knobs.cache.dir = str(folder)  # never what an earlier run compiled
-        return triton.compile(source, target=TARGETS[target], options=options).asm
-
-
-@pytest.mark.skipif(jit.interpreting(), reason="TRITON_INTERPRET is set: nothing is compiled")
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"seq_len": 1, "batch": 1},
-        {"seq_len": 300, "batch": 5, "padding": 3, "slot_dtype": "int32"},
-        {"seq_len": 300, "batch": 5, "block_size": 17},
-    ],
-    ids=str,
-)
-def test_the_compiled_kernel_uses_no_local_memory_and_64_bits(
-    target, fields, monkeypatch, tmp_path
-):
-    asm = compiled(launch_of(Case(op="index", **fields), monkeypatch), target, tmp_path)
-    if target == "gfx942":
-        assert re.findall(r"\.private_segment_fixed_size: *(\d+)", asm["amdgcn"]) == ["0"]
-    else:
-        assert ".visible .entry" in asm["ptx"]
-        assert ".local" not in asm["ptx"]
-        stores = Counter(word for word in asm["ptx"].split() if word.startswith("st.global"))
-        width = 32 if fields.get("slot_dtype") == "int32" else 64
-        assert {re.search(r"b(\d+)$", word)[1] for word in stores} == {str(width)}
-    products = [line for line in asm["ttir"].splitlines() if "arith.muli" in line]
-    assert products
-    assert [line for line in products if "i64" not in line] == []

@@ -192,6 +192,8 @@ def random_decoder(
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             weights[name] = torch.ones(parameter.shape)
+        elif device.type == "meta":  # shapes alone: there is nothing to draw
+            weights[name] = parameter.detach()
         else:  # of a size that keeps what goes through a layer as large as it was
             scale = parameter.shape[-1] ** -0.5
             weights[name] = torch.randn(parameter.shape, generator=generator) * scale

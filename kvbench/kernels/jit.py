@@ -58,7 +58,7 @@ class Kernel:
     """
 
     def __init__(self, fn: Callable[..., Any], *helpers: Callable[..., Any]) -> None:
-        self.fn = fn
+        self.fn, self.helpers = fn, helpers
         self.name = fn.__name__.strip("_")
         self.parameters = fn.__code__.co_varnames[: fn.__code__.co_argcount]
         self.constants = tuple(name for name in self.parameters if name.isupper())

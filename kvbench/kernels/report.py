@@ -10,6 +10,7 @@ from kvbench.kernels.gather_quantised import gather_quantised_kv_kernel
 from kvbench.kernels.jit import Kernel
 from kvbench.kernels.scatter import scatter_kv_kernel
 from kvbench.kernels.scatter_quantised import scatter_quantised_kv_kernel
+from kvbench.kernels.slot_mapping import map_slots_kernel
 
 KERNELS = (
     scatter_kv_kernel,
@@ -18,6 +19,7 @@ KERNELS = (
     gather_quantised_kv_kernel,
     attend_kernel,
     merge_attend_kernel,
+    map_slots_kernel,
 )
 """Every kernel of this package."""
 

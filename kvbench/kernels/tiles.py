@@ -5,15 +5,15 @@ sweep over tokens compiles a kernel once.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-_measured: ContextVar[bool] = ContextVar("measured", default=True)
 _ELEMENTS = 1024
 """Of a tile, where nothing was measured: at 16 bits, 4 warps of 16-byte accesses."""
-_MEASURED_ELEMENTS = (_ELEMENTS, _ELEMENTS // 4, _ELEMENTS // 2, 2 * _ELEMENTS)
+MEASURED_ELEMENTS = (_ELEMENTS, _ELEMENTS // 4, _ELEMENTS // 2, 2 * _ELEMENTS)
 """What is tried where tiles are measured; the first is the one of above."""
+_tried: ContextVar[tuple[int, ...]] = ContextVar("tried", default=MEASURED_ELEMENTS)
 _MOST_TOKENS = 64
 _MOST_WHOLE = 4096
 """The longest row that a program keeps all of, where it needs all of it: 16 elements a thread."""
@@ -50,20 +50,24 @@ def default_tile(row: int, itemsize: int, *, whole_row: bool = False) -> Tile:
     return _tile(row, itemsize, _ELEMENTS, whole_row=whole_row)
 
 
-@contextmanager
-def default_tiles() -> Iterator[None]:
+def default_tiles() -> AbstractContextManager[None]:
     """Inside, no tile is chosen by measurement, which takes a kernel for each: for many shapes."""
-    token = _measured.set(False)
+    return tiles_of(_ELEMENTS)
+
+
+@contextmanager
+def tiles_of(elements: int) -> Iterator[None]:
+    """Inside, tiles have so many elements, as far as rows allow: none is chosen by measurement."""
+    token = _tried.set((elements,))
     try:
         yield
     finally:
-        _measured.reset(token)
+        _tried.reset(token)
 
 
 def tiles(row: int, itemsize: int, *, whole_row: bool = False) -> tuple[Tile, ...]:
     """The tiles that are worth measuring for a row, the default one first; see `default_tile`."""
-    sizes = _MEASURED_ELEMENTS if _measured.get() else _MEASURED_ELEMENTS[:1]
-    found = (_tile(row, itemsize, n, whole_row=whole_row) for n in sizes)
+    found = (_tile(row, itemsize, n, whole_row=whole_row) for n in _tried.get())
     return tuple(dict.fromkeys(found))
 
 

@@ -27,7 +27,7 @@ VECTORS = {
 """The type of a vector, by its bytes."""
 SLOTS = {torch.int64: "long long", torch.int32: "int"}
 """The type of a slot."""
-_THREADS = 256
+THREADS = 256
 
 
 class Half(ctypes.Structure):
@@ -161,8 +161,8 @@ def _launch(
         block_size=key_pool.shape[1],
     )
     most = max(move.key.vectors, move.value.vectors)
-    along_row = min(1 << (most - 1).bit_length(), _THREADS)
-    tokens = _THREADS // along_row
+    along_row = min(1 << (most - 1).bit_length(), THREADS)
+    tokens = THREADS // along_row
     device = slot_mapping.device
     multiprocessors, blocks_each = holds(device)
     blocks = min(-(-len(slot_mapping) // tokens), multiprocessors * blocks_each)
@@ -205,7 +205,7 @@ def holds(device: torch.device) -> tuple[int, int]:
     """A GPU's multiprocessors, and the blocks that each has room for."""
     properties = torch.cuda.get_device_properties(device)
     threads = properties.max_threads_per_multi_processor
-    return properties.multi_processor_count, threads // _THREADS
+    return properties.multi_processor_count, threads // THREADS
 
 
 @functools.cache
