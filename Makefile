@@ -51,7 +51,7 @@ test: $(READY) ## Lint, types and tests (what CI runs)
 	@$(BIN)/pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(READY) ## Crashes, kills and resumed runs; machine code of every shape (10 minutes)
+test-slow: $(READY) ## Crashes, kills and resumed runs; machine code of every shape; takes long
 	@$(BIN)/pytest -n auto --dist loadgroup -m slow $(ARGS)
 
 .PHONY: coverage
