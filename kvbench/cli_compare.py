@@ -55,6 +55,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _A, _B = "a", "b"
 """The folders that `kvbench ab` makes."""
 _STDOUT = Path("-")
+_FEW_PAIRS = 3
 
 
 def _judging_options(command: F) -> F:
@@ -246,6 +247,11 @@ def _compared(
         raise InputError(
             f"runs {str(base.folder)!r} and {str(new.folder)!r} have no timed cell in common; "
             f"expected runs of the same cases and strategies{hint}"
+        )
+    if together and found.processes < _FEW_PAIRS:
+        told.append(
+            "With fewer than 3 pairs of processes next to nothing is known of how much the next "
+            "would differ; give --processes more."
         )
     return Compared(base=base, new=new, gate=compared, notes=(*notes, *told))
 

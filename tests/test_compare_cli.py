@@ -356,6 +356,14 @@ def test_an_ab_that_was_interrupted_is_judged_by_what_is_there(kvbench_, measure
     assert said in json.loads((tmp_path / "r.json").read_text())["notes"]
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, True), (2, True), (3, False)])
+def test_of_few_pairs_it_is_said_how_little_they_tell(kvbench_, measured, tmp_path, count, said):
+    measured(lambda folder: made_ab(folder, count=count))
+    ended = kvbench_("ab", ".", ".", *AB, "-o", tmp_path / "ab")
+    assert (ended.code, ended.err) == (0, "")
+    assert ("fewer than 3 pairs of processes" in ended.out) is said
+
+
 def test_an_ab_that_was_interrupted_too_soon_has_its_code(kvbench_, measured, tmp_path):
     def interrupted(_):
         raise KeyboardInterrupt
