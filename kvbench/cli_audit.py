@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from kvbench.console import err, show
 from kvbench.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ def audit(
     from kvbench.report import machine_code
     from kvbench.report.progress import Meter
 
-    err = Console(stderr=True, highlight=False, emoji=False)
     chosen, names = get_targets(targets), select_kernels(kernel)
     before = record.read(compared) if compared is not None else None
     with Meter(err, 0, "kernels") as meter:
@@ -101,7 +101,7 @@ _WIDTH = 200
 
 def _show(table: "Table", *, markdown: bool) -> None:
     if markdown:
-        click.echo(f"{table.markdown()}\n")
+        show(table, markdown=True)
         return
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH
     Console(highlight=False, emoji=False, width=width).print(table.rich())

@@ -20,6 +20,7 @@ from kvbench.sweep.bench import Machine, Settings
 from kvbench.sweep.sides import Side
 from kvbench.sweep.trees import Tree
 from kvbench.timing.clocks import Floor
+from kvbench.timing.rounds import Sampling
 
 SETTINGS = Settings(
     device="cpu", clocks=("wall",), cell_seconds=60.0, call_budget_s=60.0, cache="hot"
@@ -171,9 +172,7 @@ def _row(case: Case, name: str, phase: str = "run", clock: str = "wall", **field
     return dataclasses.replace(result(name, phase=phase, clock=clock, **fields), case=case)
 
 
-def _outcome(
-    case: Case, clock: str, name: str, phase: str, outcome: messages.Samples | str
-) -> Result:
+def _outcome(case: Case, clock: str, name: str, phase: str, outcome: Sampling | str) -> Result:
     if isinstance(outcome, str):
         return _row(case, name, phase, clock, status="failed", reason=outcome)
     timed = measurement(

@@ -16,6 +16,7 @@ from made import result
 from made_sides import MACHINE, SETTINGS, Heard, ready, refusal, start, stub
 from test_measure import SMALL, Write
 
+from kvbench.analysis.statistics import Estimate, median_interval
 from kvbench.errors import KvbenchError
 from kvbench.strategies import registry
 from kvbench.sweep import messages, side, sides
@@ -26,7 +27,6 @@ from kvbench.sweep.messages import (
     Rows,
     Sample,
     Sampled,
-    Samples,
     Sampling,
     SetUp,
     Step,
@@ -35,11 +35,12 @@ from kvbench.sweep.messages import (
 )
 from kvbench.sweep.sides import Side, SideEnded, SubjectFailed
 from kvbench.sweep.trees import Tree
+from kvbench.timing import rounds
 
 SET_UP = SetUp(
     protocol=PROTOCOL, settings=SETTINGS, patterns=("write.*",), files=("/a b.py",), machine=MACHINE
 )
-SAMPLES = Samples(samples_s=(1e-6, 1 / 3e6), calls_per_sample=8, stopped_by="rounds")
+SAMPLES = rounds.Sampling((1e-6, 1 / 3e6), 8, Estimate(7e-7, 1 / 3e6, 1e-6), "rounds")
 TO_SIDE = (
     SET_UP,
     msgspec.structs.replace(SET_UP, machine=None, patterns=(), files=()),
@@ -425,10 +426,10 @@ def set_up(heard: Heard, **fields) -> messages.Ready:
     return heard.hear()
 
 
-def times(*, calls: int, count: int = 5) -> Samples:
+def times(*, calls: int, count: int = 5) -> rounds.Sampling:
     """No clock would ever give these."""
     samples_s = tuple(1.0 + number / 64 for number in range(count))
-    return Samples(samples_s=samples_s, calls_per_sample=calls, stopped_by="rounds")
+    return rounds.Sampling(samples_s, calls, median_interval(samples_s), "rounds")
 
 
 def test_a_sides_rows_have_the_samples_that_it_is_given(ours, lead):

@@ -10,12 +10,12 @@ from typing import Literal
 
 from kvbench.cases import Case
 from kvbench.errors import InputError, KvbenchError
-from kvbench.results import SCHEMA_VERSION, Environment, RunInfo
+from kvbench.results import Environment, RunInfo
 from kvbench.store import RunWriter, reserve
 from kvbench.sweep.bench import Machine, Settings
 from kvbench.sweep.interleave import Interleaved, joined
 from kvbench.sweep.order import in_order
-from kvbench.sweep.runner import now
+from kvbench.sweep.runner import info_of
 from kvbench.sweep.sides import Side
 from kvbench.sweep.trees import Tree, strategy_files
 from kvbench.timing.rounds import StoppingRule
@@ -190,20 +190,16 @@ def _refuse_unmatched(one: Mapping[str, str], other: Mapping[str, str]) -> None:
 
 
 def _info(plan: AbPlan, tree: Tree, machine: Machine, together: str) -> RunInfo:
-    return RunInfo(
-        schema_version=SCHEMA_VERSION,
-        created=now(),
-        command=plan.command,
-        preset=plan.preset,
-        seed=plan.seed,
-        cell_seconds=plan.settings.cell_seconds,
-        call_budget_s=plan.settings.call_budget_s,
-        layers=plan.layers,
+    return dataclasses.replace(
+        info_of(
+            plan.settings,
+            machine,
+            command=plan.command,
+            preset=plan.preset,
+            seed=plan.seed,
+            layers=plan.layers,
+        ),
         environment=_environment(tree, machine.environment),
-        copy_bandwidth=machine.copy_bandwidth,
-        cache=plan.settings.cache,
-        floors_s={name: found.call_s for name, found in machine.floors.items()},
-        launch_floor_s=machine.launch_floor_s,
         interleaved=together,
         tree=tree.name,
     )

@@ -18,7 +18,6 @@ from kvbench.sweep.bench import Settings
 from kvbench.sweep.sides import Side, SideEnded
 from kvbench.sweep.survive import lost
 from kvbench.timing.rounds import (
-    Sampling,
     StoppingRule,
     sample_those_that_work,
 )
@@ -170,10 +169,7 @@ class Interleaved:
             known.setdefault(key, sampling.calls_per_sample)
         for side, state in together:
             side.sampled(
-                [
-                    _samples(found.get((side.label, strategy, phase)))
-                    for strategy, phase, _ in state.subjects
-                ]
+                [found.get((side.label, strategy, phase)) for strategy, phase, _ in state.subjects]
             )
 
 
@@ -197,16 +193,6 @@ def _let_sides_end(_: Key, cause: BaseException) -> None:
     """A subject's failure is its row's, which its side has noted; an end is the case's."""
     if isinstance(cause, SideEnded):
         raise cause
-
-
-def _samples(sampling: Sampling | None) -> messages.Samples | None:
-    if sampling is None:
-        return None
-    return messages.Samples(
-        samples_s=sampling.samples_s,
-        calls_per_sample=sampling.calls_per_sample,
-        stopped_by=sampling.stopped_by,
-    )
 
 
 def _as_asked(row: Result, case: Case) -> Result:

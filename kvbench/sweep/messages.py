@@ -10,8 +10,9 @@ import msgspec
 
 from kvbench.cases import Case
 from kvbench.errors import InputError
-from kvbench.results import Phase, Result, Status, StoppedBy
+from kvbench.results import Phase, Result, Status
 from kvbench.sweep.bench import Machine, Settings
+from kvbench.timing import rounds
 
 PROTOCOL = 1
 
@@ -96,18 +97,10 @@ class Failed(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     reason: str
 
 
-class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """A subject's samples, as they go into its row."""
-
-    samples_s: tuple[float, ...]
-    calls_per_sample: int
-    stopped_by: StoppedBy
-
-
 class Sampled(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """To a side: all samples by that clock, in the order of its subjects."""
 
-    outcomes: tuple[Samples | None, ...]
+    outcomes: tuple[rounds.Sampling | None, ...]
     """None of a subject that failed."""
 
 

@@ -289,18 +289,47 @@ def session_of(plan: Plan, machine: Machine) -> Resumption:
 
 def run_info(plan: Plan, machine: Machine) -> RunInfo:
     """What holds for every row of a new run."""
-    return RunInfo(
-        schema_version=SCHEMA_VERSION,
-        created=now(),
+    return info_of(
+        plan.settings(),
+        machine,
         command=plan.command,
         preset=plan.preset,
         seed=plan.seed,
-        cell_seconds=plan.cell_seconds,
-        call_budget_s=plan.call_budget_s,
         layers=plan.layers,
+    )
+
+
+def info_of(
+    settings: Settings,
+    machine: Machine,
+    *,
+    command: str,
+    preset: str | None,
+    seed: int,
+    layers: int,
+) -> RunInfo:
+    """What holds for every row of a new run, by how and where it is measured.
+
+    Args:
+        settings: How.
+        machine: Where.
+        command: As RunInfo has it.
+        preset: As there.
+        seed: As there.
+        layers: As there.
+    """
+    return RunInfo(
+        schema_version=SCHEMA_VERSION,
+        created=now(),
+        command=command,
+        preset=preset,
+        seed=seed,
+        cell_seconds=settings.cell_seconds,
+        call_budget_s=settings.call_budget_s,
+        layers=layers,
         environment=machine.environment,
         copy_bandwidth=machine.copy_bandwidth,
-        cache=plan.cache,
+        cache=settings.cache,
         floors_s={name: found.call_s for name, found in machine.floors.items()},
         launch_floor_s=machine.launch_floor_s,
     )

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvbench.analysis.statistics import median_interval
 from kvbench.cases import Case
 from kvbench.errors import InputError, KvbenchError
 from kvbench.strategies import registry
@@ -31,7 +30,6 @@ from kvbench.sweep.worker import die_with, limit_memory
 from kvbench.timing.clocks import Clock
 from kvbench.timing.cores import move_to_core
 from kvbench.timing.idle import wait_until_idle
-from kvbench.timing.rounds import Sampling
 
 _GIVEN_UP: Outcome = ("failed", "its samples were given up")
 """Nobody reads it: of a case that is begun anew since the other side's process ended."""
@@ -124,14 +122,9 @@ class Lead:
             else:
                 self.say(messages.Took(seconds=seconds))
         return {
-            subject: failed.get(subject, _GIVEN_UP) if outcome is None else _sampling(outcome)
+            subject: outcome or failed.get(subject, _GIVEN_UP)
             for subject, outcome in zip(subjects, asked.outcomes, strict=True)
         }
-
-
-def _sampling(samples: messages.Samples) -> Sampling:
-    times = samples.samples_s
-    return Sampling(times, samples.calls_per_sample, median_interval(times), samples.stopped_by)
 
 
 def serve(lead: Lead, asked: messages.SetUp) -> None:

@@ -22,6 +22,7 @@ from kvbench.sweep.measure import one_line
 from kvbench.sweep.survive import lost
 from kvbench.sweep.trees import Tree
 from kvbench.sweep.worker import how_ended
+from kvbench.timing.rounds import Sampling
 from kvbench.units import format_duration
 
 _START_S = 300.0
@@ -209,7 +210,7 @@ class Side:
             command = command.replace(shlex.quote(where), shlex.quote(name))
         return dataclasses.replace(row, repro=command)
 
-    def sampled(self, outcomes: Sequence[messages.Samples | None]) -> None:
+    def sampled(self, outcomes: Sequence[Sampling | None]) -> None:
         """Tell it what its rows are made of."""
         self._turn = self._waiting = None
         self._say(messages.Sampled(outcomes=tuple(outcomes)))
