@@ -16,14 +16,13 @@ from pathlib import Path
 import psutil
 
 from kvbench.diagnosis_gpu import (
-    Finding,
     Reading,
     UnreadableError,
-    Verdict,
     gpu_facts,
     gpu_findings,
     look,
 )
+from kvbench.results import Finding, Verdict
 from kvbench.units import MICROSECONDS_PER_SECOND, format_bytes, format_seconds, significant
 
 __all__ = ["Finding", "Verdict", "diagnose", "gpu_facts", "overall"]

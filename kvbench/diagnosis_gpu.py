@@ -1,6 +1,6 @@
 """What of an NVIDIA GPU makes timings untrustworthy, and what identifies it, read through NVML.
 
-Also what a diagnosis is made of (Finding), which kvbench.diagnosis shares. NVML is nvidia-ml-py's
+Also how a diagnosis is made (look), which kvbench.diagnosis shares. NVML is nvidia-ml-py's
 module pynvml, which need not be installed: what it can't say is unknown, with the reason. What the
 readings mean: https://docs.nvidia.com/deploy/nvml-api/. Nothing here sets anything.
 """
@@ -12,29 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
 from kvbench.errors import KvbenchError
-
-Verdict = Literal["fine", "warning", "unknown"]
+from kvbench.results import Finding
 
 Reading = tuple[str, str]
 """What a look at the machine gives: the value for people, and the advice, "" where it is fine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing about this machine that timings depend on."""
-
-    subject: str
-    """What was looked at, as "CPU governor"."""
-    value: str
-    """What was read, for people; where it is unknown, why."""
-    verdict: Verdict
-    advice: str
-    """What to do about it, one sentence; "" where it is fine."""
 
 
 class UnreadableError(KvbenchError):

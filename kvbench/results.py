@@ -38,6 +38,8 @@ Phase = Literal["run", "prepare"] | Part
 before the step, run in it. Of a step, run is all of its layers. gather: the part of an attend's run
 that copies K and V out of the pools. write, attend: those of a step's run, in all layers."""
 
+Verdict = Literal["fine", "warning", "unknown"]
+
 StoppedBy = Literal["precision", "time", "rounds"]
 """What ended the sampling."""
 
@@ -223,6 +225,19 @@ class CopyBandwidth:
     """Which copy it was."""
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing about a machine that timings depend on, as `kvbench doctor` tells it."""
+
+    subject: str
+    """What was looked at, as "CPU governor"."""
+    value: str
+    """What was read, for people; where it is unknown, why."""
+    verdict: Verdict
+    advice: str
+    """What to do about it, one sentence; "" where it is fine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
     """A later session of a run, or another machine's part of it."""
@@ -233,6 +248,8 @@ class Resumption:
     environment: Environment
     copy_bandwidth: CopyBandwidth | None = None
     """What this session measured, and its rows' copy_share refers to; None in older runs."""
+    findings: tuple[Finding, ...] | None = None
+    """As RunInfo's, when this session began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +279,9 @@ class RunInfo:
     interleaved: str | None = None
     """What two runs have in common that were measured in turns, sample by sample: samples of one
     number are then from the same round. None: it was measured alone."""
+    findings: tuple[Finding, ...] | None = None
+    """What of the machine timings depend on, looked at when the run began; None in runs of before
+    this was recorded."""
     tree: str | None = None
     """Which code was measured, as its user named it: a revision, a folder, an interpreter. None:
     that of the kvbench that wrote this."""

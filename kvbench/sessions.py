@@ -158,6 +158,7 @@ def merge(folder: Path, runs: Sequence[Run], command: str, *, mixed: bool) -> Ru
                         command=run.info.command,
                         environment=run.info.environment,
                         copy_bandwidth=run.info.copy_bandwidth,
+                        findings=run.info.findings,
                     )
                 )
             for row in run.results:

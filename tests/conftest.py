@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from kvbench import diagnosis
 from kvbench.strategies import registry
 
 settings.register_profile(
@@ -31,6 +32,12 @@ def strategies():
         patch.setattr(registry, "_STRATEGIES", known)
         patch.setattr(registry, "_FILES", dict(registry._FILES))
         yield known
+
+
+@pytest.fixture(autouse=True)
+def short_look(monkeypatch):
+    """Runs in a test's own process look at the machine for a moment, not for a second."""
+    monkeypatch.setattr(diagnosis, "_WINDOW_S", 0.01)
 
 
 @pytest.fixture(scope="session")

@@ -236,6 +236,19 @@ def test_a_run_keeps_its_command_and_its_limits(kvbench_, tmp_path):
     assert "a step of 7 layers" in ended.out
 
 
+def test_a_run_keeps_what_was_found_of_the_machine_before_it(kvbench_, tmp_path):
+    assert (
+        kvbench_("run", "-a", "seq_len=1", "-s", "write.loop", "-o", tmp_path / "run", *QUICK).code
+        == 0
+    )
+    findings = load(tmp_path / "run").info.findings
+    assert findings is not None
+    subjects = [finding.subject for finding in findings]
+    assert {"Stolen CPU time", "Load of others", "Threads"} <= set(subjects)
+    assert len(subjects) == len(set(subjects))
+    assert all(bool(f.advice) == (f.verdict != "fine") for f in findings)
+
+
 def test_axes_replace_those_of_a_preset(kvbench_, tmp_path):
     kvbench_(
         "run",

@@ -87,6 +87,11 @@ class Machine:
         return {f.subject: f for f in diagnose("cpu", threads, root=self.root)}
 
 
+@pytest.fixture(autouse=True)
+def short_look():
+    """Not here, where what happens within a second is written down, and nothing waits."""
+
+
 @pytest.fixture
 def machine(tmp_path, monkeypatch) -> Machine:
     made = Machine(tmp_path)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from kvbench.devices import make_current
+from kvbench.diagnosis import diagnose
 from kvbench.environment import fingerprint
 from kvbench.errors import unknown
-from kvbench.results import CacheState, CopyBandwidth, Environment
+from kvbench.results import CacheState, CopyBandwidth, Environment, Finding
 from kvbench.strategies.base import Strategy
 from kvbench.sweep.measure import Bench, Sampler, options
 from kvbench.timing.accelerator import TorchAccelerator
@@ -53,6 +54,8 @@ class Machine:
     """The last-level cache."""
     floors: dict[str, Floor]
     launch_floor_s: float
+    findings: tuple[Finding, ...] | None = None
+    """As RunInfo's; None from the code of another tree that knows of none (`kvbench ab`)."""
 
 
 def select_clocks(device: torch.device, names: tuple[str, ...]) -> tuple[Clock, ...]:
@@ -74,6 +77,7 @@ def examine(settings: Settings) -> Machine:
     device = torch.device(settings.device)
     make_current(device)
     environment = fingerprint(device)
+    findings = diagnose(str(device), torch.get_num_threads())  # before this process makes any load
     bandwidth = measure_copy_bandwidth(device)
     return Machine(
         environment=environment,
@@ -81,6 +85,7 @@ def examine(settings: Settings) -> Machine:
         cache_bytes=last_level_cache_bytes(device, environment.last_level_cache_bytes),
         floors=floors(select_clocks(device, settings.clocks), device),
         launch_floor_s=floor(WallClock(device), empty_launch(device)).call_s,
+        findings=findings,
     )
 
 

@@ -284,6 +284,7 @@ def session_of(plan: Plan, machine: Machine) -> Resumption:
         command=plan.command,
         environment=machine.environment,
         copy_bandwidth=machine.copy_bandwidth,
+        findings=machine.findings,
     )
 
 
@@ -332,4 +333,5 @@ def info_of(
         cache=settings.cache,
         floors_s={name: found.call_s for name, found in machine.floors.items()},
         launch_floor_s=machine.launch_floor_s,
+        findings=machine.findings,
     )
