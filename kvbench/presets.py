@@ -47,6 +47,16 @@ PRESETS: Mapping[str, Preset] = {
             "seq_len=1:64:*8 block_size=16",
         ),
         _preset(
+            "quick",
+            "a first look at every op, enough for a report (two minutes on two cores)",
+            0.05,
+            "op=write,read seq_len=1:4096:*4 block_size=16,64",
+            "op=attend seq_len=64:4096:*8 num_heads=32 lengths=equal",
+            "op=index seq_len=1,128,1024",
+            "op=step seq_len=64,1024 num_heads=8 num_kv_heads=2 head_dim=64 num_layers=4 "
+            "lengths=equal",
+        ),
+        _preset(
             "regress",
             "a few telling cases of every op, those of benchmarks/ (half a minute on two cores)",
             0.05,

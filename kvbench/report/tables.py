@@ -63,7 +63,10 @@ class Table:
     def markdown(self) -> str:
         """For a document."""
         rule = ["---:" if numeric else "---" for numeric in self._numeric()]
-        escaped = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
+        escaped = [
+            [cell.replace("|", "\\|").replace("<", "&lt;") for cell in row]
+            for row in (self.header, *self.rows)
+        ]
         escaped.insert(1, rule)
         lines = [f"| {' | '.join(row)} |" for row in escaped]
         note = ["", self.note] if self.note else []

@@ -1,0 +1,101 @@
+"""Commands that show a run to people: its figures and its report."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from kvbench.console import load_run, out, say
+from kvbench.errors import StoreError
+from kvbench.store import PLOTS_FOLDER, Run
+
+if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for pandas, matplotlib
+    import pandas as pd
+
+    from kvbench.report.plots import Sketch
+
+HTML_FILE = "report.html"
+MARKDOWN_FILE = "report.md"
+TABLE_FILE = "rows.csv"
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--out", "target", type=click.Path(path_type=Path), help="Where to; into RUN by default."
+)
+@click.option(
+    "--only",
+    type=click.Choice(["html", "markdown"]),
+    help="One of the two; both by default.",
+)
+@click.option(
+    "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
+)
+def report(
+    folder: Path,
+    target: Path | None,
+    only: Literal["html", "markdown"] | None,
+    layers: int | None,
+) -> None:
+    """Write a run's report: the answer, its charts, its tables, and how to measure it again.
+
+    report.html is one file that needs no network, with charts to ask questions of. report.md is for
+    repositories, with figures in plots/ and every row in rows.csv.
+    """
+    from kvbench.analysis.frame import to_frame
+
+    done = load_run(folder)
+    frame = to_frame(done.results)
+    write_report(done, frame, target or folder, layers or done.info.layers, only)
+
+
+def write_report(
+    done: Run,
+    frame: "pd.DataFrame",
+    target: Path,
+    layers: int,
+    only: Literal["html", "markdown"] | None = None,
+) -> None:
+    """Write the report of a run, and say where it lies.
+
+    Args:
+        done: The run.
+        frame: Its rows.
+        target: The folder of the report.
+        layers: Layers of a step.
+        only: Which of the two; both if None.
+    """
+    from kvbench.report.csv import save_rows
+    from kvbench.report.html import html
+    from kvbench.report.markdown import markdown
+    from kvbench.report.sections import compose
+
+    document = compose(done, frame, layers)
+    if only != "html":
+        drawn = save_plots(done, frame, target / PLOTS_FOLDER)
+        save_rows(frame, target / TABLE_FILE)
+        _write(target / MARKDOWN_FILE, markdown(document, _pictures(drawn), TABLE_FILE))
+    if only != "markdown":
+        _write(target / HTML_FILE, html(document, done, frame, layers))
+
+
+def _pictures(drawn: "Sequence[Sketch]") -> dict:
+    from kvbench.report.markdown import Picture
+
+    found = {}
+    for sketch in drawn:
+        picture = Picture(f"{PLOTS_FOLDER}/{sketch.name}.png", sketch.alt)
+        found.setdefault((sketch.kind, sketch.op), []).append(picture)
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"{str(path)!r}: {error.strerror}") from error
+    say(str(path))

@@ -1,0 +1,135 @@
+"""The answer of a run in words and in one table: who wins, where, by how much, how surely."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from kvbench.analysis.winners import Band, bands
+from kvbench.cases import OPS
+from kvbench.report.tables import MISSING, Table
+from kvbench.units import format_ratio, significant
+
+_HEADER = (
+    "op",
+    "tokens of a call",
+    "fastest",
+    "fastest or tied in",
+    "the next",
+    "which takes",
+    "certainty",
+)
+
+
+def answers(frame: pd.DataFrame, layers: int) -> dict[str, list[Band]]:
+    """The bands of every op that was timed.
+
+    Args:
+        frame: Rows of a run.
+        layers: Layers of a step.
+    """
+    found = {op: bands(frame, op, layers) for op in OPS}
+    return {op: own for op, own in found.items() if own}
+
+
+def answer_table(found: dict[str, list[Band]], layers: int) -> Table:
+    """A line per op and band of sizes.
+
+    Args:
+        found: What `answers` gives.
+        layers: The layers of a step that it was asked for.
+    """
+    left_out = sum(band.left_out for own in found.values() for band in own)
+    lacking = (
+        f" Cases in which not every strategy of the band was timed are left out ({left_out})."
+        if left_out
+        else ""
+    )
+    return Table(
+        "The fastest by op and size",
+        _HEADER,
+        tuple(_line(op, band) for op, own in found.items() for band in own),
+        f"By the cost of a step: prepare + {layers} x run of a write, read or attend; of an index "
+        "one run; of a step all of it. Geometric means over the cases of a band; in brackets the "
+        f"95 % interval over rounds.{lacking}",
+    )
+
+
+def _line(op: str, band: Band) -> tuple[str, ...]:
+    next_one, takes = MISSING, MISSING
+    if band.runner_up is not None and band.margin is not None:
+        next_one = _way(band.runner_up)
+        takes = format_ratio(band.margin.median, band.margin.low, band.margin.high)
+    return (
+        op,
+        _sizes(band),
+        _way(band.winner),
+        f"{band.fastest:,} of {band.cases:,} case{'s' * (band.cases != 1)}",
+        next_one,
+        takes,
+        _certainty(band),
+    )
+
+
+def _certainty(band: Band) -> str:
+    if band.runner_up is None:
+        return "nothing to compare with"
+    if not band.tied:
+        return "sure"
+    names = [_way(name) for name in band.tied]
+    return f"not to be told from {_listed(names)}"
+
+
+def sentences(found: dict[str, list[Band]]) -> str:
+    """The answer as a list in Markdown, a point per op.
+
+    Args:
+        found: What `answers` gives.
+    """
+    return "\n".join(f"- **{op}**: {_sentence(own)}" for op, own in found.items())
+
+
+def _sentence(own: Sequence[Band]) -> str:
+    winners = list(dict.fromkeys(band.winner for band in own))
+    if len(winners) == 1:
+        where = f"`{_way(winners[0])}` is the fastest at every size measured ({_span(own)} tokens)"
+        return f"{where}{_ahead(own)}."
+    parts = []
+    for band in own:
+        if parts and parts[-1][0].winner == band.winner:
+            parts[-1].append(band)
+        else:
+            parts.append([band])
+    return "; ".join(f"`{_way(p[0].winner)}` at {_span(p)} tokens{_ahead(p)}" for p in parts) + "."
+
+
+def _ahead(own: Sequence[Band]) -> str:
+    """How far ahead, over several bands; "" where there is nobody else."""
+    rivals = list(dict.fromkeys(_way(b.runner_up) for b in own if b.runner_up is not None))
+    margins = [band.margin for band in own if band.margin is not None]
+    if not margins:
+        return ""
+    tied = list(dict.fromkeys(_way(name) for band in own for name in band.tied))
+    if tied and all(band.tied for band in own):
+        return f", not to be told from {_listed([f'`{name}`' for name in tied])}"
+    low, high = (significant(end(m.median for m in margins)) for end in (min, max))
+    times = f"{low}x" if low == high else f"{low} to {high}x"
+    doubt = f" (at some sizes not to be told from {_listed(tied)})" if tied else ""
+    return f": the next, {_listed([f'`{name}`' for name in rivals])}, takes {times} as long{doubt}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _span(own: Sequence[Band]) -> str:
+    low, high = own[0].low, own[-1].high
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _sizes(band: Band) -> str:
+    return _span([band])
+
+
+def _way(strategy: str) -> str:
+    return strategy.partition(".")[2]

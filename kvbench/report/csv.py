@@ -1,0 +1,45 @@
+"""Every row of a run as a CSV file: for a spreadsheet, or to be searched where it is shown."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from kvbench.errors import StoreError
+
+COLUMNS = (
+    "strategy",
+    "phase",
+    "clock",
+    "cache",
+    "status",
+    "median_s",
+    "low_s",
+    "high_s",
+    "launches",
+    "launches_source",
+    "nbytes",
+    "copy_share",
+    "stopped_by",
+    "resolved",
+    "reason",
+    "repro",
+)
+"""What stands on a line; the case is in its command, repro."""
+
+
+def save_rows(frame: pd.DataFrame, path: Path) -> None:
+    """Write a line per row of the run, times in seconds and at full precision.
+
+    What was not measured is empty, never 0.
+
+    Args:
+        frame: The rows of a run.
+        path: The file.
+
+    Raises:
+        StoreError: It can't be written.
+    """
+    try:
+        frame.to_csv(path, columns=list(COLUMNS), index=False, lineterminator="\n")
+    except OSError as error:
+        raise StoreError(f"{str(path)!r}: {error.strerror}") from error

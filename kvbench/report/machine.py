@@ -1,0 +1,136 @@
+"""Where a run was measured and how well that went, as tables."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from kvbench.report.doctor import findings_table
+from kvbench.report.tables import MISSING, Table
+from kvbench.results import Environment, RunInfo
+from kvbench.units import format_bandwidth, format_bytes, format_seconds, format_share
+
+_SIZES = {"memory_bytes", "last_level_cache_bytes", "device_memory_bytes"}
+
+
+def environment_table(info: RunInfo) -> Table:
+    """The machine, the software and what was found out about them before anything was timed.
+
+    Args:
+        info: What holds for every row of the run.
+    """
+    copy = info.copy_bandwidth
+    lines = [
+        ("measured", info.created),
+        ("command", info.command),
+        ("preset", info.preset or "none"),
+        *_lines(info.environment),
+        ("best copy", f"{format_bandwidth(copy.bytes_per_s)} ({copy.how})"),
+        ("caches", info.cache),
+        *((f"an empty call, {name}", format_seconds(s)) for name, s in info.floors_s.items()),
+        ("an empty launch", format_seconds(info.launch_floor_s)),
+        ("seconds for a cell, at most", f"{info.cell_seconds:g}"),
+        ("layers of a step", str(info.layers)),
+    ]
+    for number, later in enumerate(info.resumptions, 2):
+        lines.append((f"session {number}", f"{later.created}: {later.command}"))
+        lines += [
+            (f"session {number}, {name}", value)
+            for (name, value), first in zip(
+                _lines(later.environment), _lines(info.environment), strict=False
+            )
+            if (name, value) != first
+        ]
+    return Table("The machine and the software", ("what", "is"), tuple(lines))
+
+
+def _lines(environment: Environment) -> list[tuple[str, str]]:
+    lines = []
+    for name in environment.__dataclass_fields__:
+        value = getattr(environment, name)
+        if name == "gpu":
+            lines += [(f"GPU {key}", _said(value[key])) for key in sorted(value)]
+        elif name in _SIZES and value is not None:
+            lines.append((name.removesuffix("_bytes").replace("_", " "), format_bytes(value)))
+        else:
+            lines.append((name.replace("_", " "), _said(value)))
+    return lines
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "not known" if value is None else str(value)
+
+
+def warnings_of(info: RunInfo) -> str:
+    """What of the machine disturbs timings, as a list in Markdown.
+
+    Args:
+        info: What holds for every row of the run.
+    """
+    points = []
+    if info.environment.git_dirty:
+        points.append("The code had changes that no commit has: nobody else can measure the same.")
+    if info.findings is None:
+        points.append(
+            "What of the machine disturbs timings was not looked at when this run was made; "
+            "`kvbench doctor` tells it of a machine now."
+        )
+    for number, findings in enumerate(
+        (info.findings, *(later.findings for later in info.resumptions)), 1
+    ):
+        where = f" (session {number})" if info.resumptions else ""
+        points += [
+            f"**{f.subject}**{where}: {f.value}. {f.advice}"
+            for f in findings or ()
+            if f.verdict == "warning"
+        ]
+    return "\n".join(f"- {point}" for point in points) or "Nothing that was looked at disturbs them."
+
+
+def found_table(info: RunInfo) -> Table | None:
+    """All that was looked at before the run; None if nothing was."""
+    return findings_table(info.findings) if info.findings else None
+
+
+def quality_table(frame: pd.DataFrame) -> Table | None:
+    """How precise the times are, a line per op and clock; None if there are none.
+
+    Args:
+        frame: Rows of a run.
+    """
+    ok = frame[frame["status"] == "ok"]
+    if ok.empty:
+        return None
+    lines = [
+        (str(op), str(clock), f"{len(rows):,}", *_quality(rows))
+        for (op, clock), rows in ok.groupby(["op", "clock"], sort=False)
+    ]
+    return Table(
+        "How precise the times are",
+        (
+            "op",
+            "clock",
+            "times",
+            "half-width, median",
+            "of the worst tenth, over",
+            "stopped: precise enough",
+            "stopped: out of time or rounds",
+            "unresolved",
+        ),
+        tuple(lines),
+        "Half-width: of the median's 95 % interval, as a share of it; sampling stops at 2 % or when "
+        "the time for the case is over. Unresolved: under twice the time of an empty call.",
+    )
+
+
+def _quality(rows: pd.DataFrame) -> Sequence[str]:
+    widths = (rows["high_s"] - rows["low_s"]) / 2 / rows["median_s"]
+    precise = (rows["stopped_by"] == "precision").mean()
+    return (
+        format_share(widths.median()),
+        format_share(widths.quantile(0.9)),
+        format_share(precise),
+        format_share(1 - precise),
+        f"{int((~rows['resolved'].astype(bool)).sum()):,}" if len(rows) else MISSING,
+    )
