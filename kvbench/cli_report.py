@@ -1,17 +1,16 @@
 """Commands that show a run to people: its figures and its report."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from kvbench.console import load_run, out, say
+from kvbench.console import load_run, say
 from kvbench.errors import StoreError
 from kvbench.store import PLOTS_FOLDER, Run
 
-if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for pandas, matplotlib
+if TYPE_CHECKING:  # imported where needed: `kvbench --help` waits for neither pandas nor matplotlib
     import pandas as pd
 
     from kvbench.report.plots import Sketch

@@ -48,7 +48,9 @@ def test_one_winner_at_every_size_is_said_once():
 
 
 def test_winners_that_change_are_said_with_their_sizes():
-    found = {"read": [band("a"), band("c", "a", low=17, high=256), band("c", "b", low=512, high=512)]}
+    found = {
+        "read": [band("a"), band("c", "a", low=17, high=256), band("c", "b", low=512, high=512)]
+    }
     assert sentences(found) == (
         "- **read**: `a` at 1 to 16 tokens: the next, `b`, takes 2.00x as long; `c` at 17 to 512 "
         "tokens: the next, `a` or `b`, takes 2.00x as long."
@@ -72,14 +74,18 @@ def test_doubt_is_said(bands, said):
 
 def test_the_table_of_the_answer_has_a_line_per_op_and_band():
     found = {
-        "write": [band(fastest=2, left_out=1), band(tied=["b"], low=20, high=20, cases=1, fastest=1)],
-        "read": [band(runner_up=None, margin=None)],
+        "write": [
+            band(fastest=2, left_out=1),
+            band(tied=["b"], low=20, high=20, cases=1, fastest=1),
+        ],
+        "read": [band(runner_up=None, margin=None), band(margin=(1.06, 1.04, 1.08))],
     }
     table = answer_table(found, 32)
     assert table.rows == (
         ("write", "1 to 16", "a", "2 of 3 cases", "b", "2.00x (1.90 to 2.10)", "sure"),
         ("write", "20", "a", "1 of 1 case", "b", "2.00x (1.90 to 2.10)", "not to be told from b"),
         ("read", "1 to 16", "a", "3 of 3 cases", "—", "—", "nothing to compare with"),
+        ("read", "1 to 16", "a", "3 of 3 cases", "b", "1.06x (1.04 to 1.08)", "by little"),
     )
     assert "prepare + 32 x run" in table.note
     assert "left out (1)" in table.note

@@ -1,4 +1,4 @@
-"""The answer of a run: which strategy is fastest for calls of which size, by how much, how surely."""
+"""The answer of a run: which strategy is fastest at which sizes, by how much, and how surely."""
 
 import itertools
 import math

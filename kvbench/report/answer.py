@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from kvbench.analysis.comparison import LEAST_EFFECT
 from kvbench.analysis.winners import Band, bands
 from kvbench.cases import OPS
 from kvbench.report.tables import MISSING, Table
@@ -50,7 +51,8 @@ def answer_table(found: dict[str, list[Band]], layers: int) -> Table:
         tuple(_line(op, band) for op, own in found.items() for band in own),
         f"By the cost of a step: prepare + {layers} x run of a write, read or attend; of an index "
         "one run; of a step all of it. Geometric means over the cases of a band; in brackets the "
-        f"95 % interval over rounds.{lacking}",
+        "95 % interval over rounds. By little: apart within this run, but by so little "
+        f"({100 * LEAST_EFFECT:.0f} %) that another run may not show it again.{lacking}",
     )
 
 
@@ -74,7 +76,7 @@ def _certainty(band: Band) -> str:
     if band.runner_up is None:
         return "nothing to compare with"
     if not band.tied:
-        return "sure"
+        return "sure" if band.margin is None or band.margin.low >= 1 + LEAST_EFFECT else "by little"
     names = [_way(name) for name in band.tied]
     return f"not to be told from {_listed(names)}"
 
@@ -93,7 +95,7 @@ def _sentence(own: Sequence[Band]) -> str:
     if len(winners) == 1:
         where = f"`{_way(winners[0])}` is the fastest at every size measured ({_span(own)} tokens)"
         return f"{where}{_ahead(own)}."
-    parts = []
+    parts: list[list[Band]] = []
     for band in own:
         if parts and parts[-1][0].winner == band.winner:
             parts[-1].append(band)

@@ -37,7 +37,8 @@ class Chart:
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Every row of the run with the command that measures it again: to be filtered and sorted in
-    HTML, a CSV file beside Markdown."""
+    HTML, a CSV file beside Markdown.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,9 @@ def warnings_of(info: RunInfo) -> str:
             for f in findings or ()
             if f.verdict == "warning"
         ]
-    return "\n".join(f"- {point}" for point in points) or "Nothing that was looked at disturbs them."
+    return (
+        "\n".join(f"- {point}" for point in points) or "Nothing that was looked at disturbs them."
+    )
 
 
 def found_table(info: RunInfo) -> Table | None:

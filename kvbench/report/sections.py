@@ -185,7 +185,10 @@ def _why(frame: pd.DataFrame) -> Section | None:
         parts += _tables(fit_table(frame, op), refusals_table(frame, op))
     verdicts = _tables(*(verdict_table(frame, op) for op in OPS))
     return _section(
-        "why", "Why: the fitted model", _BREAKDOWN, [*parts, *_folded("What bounds a call", verdicts)]
+        "why",
+        "Why: the fitted model",
+        _BREAKDOWN,
+        [*parts, *_folded("What bounds a call", verdicts)],
     )
 
 
@@ -194,7 +197,10 @@ def _attention(frame: pd.DataFrame) -> Section | None:
     if table is None:
         return None
     return _section(
-        "attention", "What the gather costs attention", _GATHER, [Chart("gather-share", "attend"), table]
+        "attention",
+        "What the gather costs attention",
+        _GATHER,
+        [Chart("gather-share", "attend"), table],
     )
 
 
@@ -217,9 +223,7 @@ def _launches(frame: pd.DataFrame) -> Section | None:
 def _claims(run: Run, frame: pd.DataFrame) -> Section | None:
     if not {"write", "read"} & set(frame.loc[frame["status"] == "ok", "op"]):
         return None
-    return Section(
-        "claims", "The claims of the teaching series", (claims_table(frame, run.info),)
-    )
+    return Section("claims", "The claims of the teaching series", (claims_table(frame, run.info),))
 
 
 def _machine(run: Run, frame: pd.DataFrame) -> Section:
