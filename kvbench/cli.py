@@ -19,6 +19,7 @@ from kvbench.cases import DTYPE_BYTES, LAYOUTS, OPS, Case
 from kvbench.cli_audit import audit
 from kvbench.cli_compare import ab, compare
 from kvbench.cli_predict import predict
+from kvbench.cli_report import plot, report, save_plots
 from kvbench.console import (
     Interrupted,
     command_line,
@@ -307,7 +308,7 @@ def _report(folders: Iterable[Path], layers: int) -> None:
         _print_first_calls(frame, markdown=False)
         _print_untimed(frame)
         say(environment_line(done.info))
-        _save_plots(done, frame, folder / PLOTS_FOLDER)
+        save_plots(done, frame, folder / PLOTS_FOLDER)
         wrong |= _say_wrong(frame)
     if wrong:
         sys.exit(1)
@@ -657,23 +658,6 @@ def generate(
     out.print(split_table(timeline, on_gpu=target.type != "cpu").rich())
 
 
-@cli.command()
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="Where to; RUN/plots by default."
-)
-@click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help="Draw every figure; without it, of a run with many, those that tell most.",
-)
-def plot(folder: Path, out: Path | None, *, everything: bool) -> None:
-    """Draw the launch-overhead curves and speed-ups of a run, as PNG and SVG."""
-    done = load_run(folder)
-    _save_plots(done, _frame(done), out or folder / PLOTS_FOLDER, everything=everything)
-
-
 def _resume_command(folder: Path) -> str:
     words = sys.argv[1:]
     if not any(word in {"-o", "--out"} or word.startswith("--out=") for word in words):
@@ -733,34 +717,6 @@ def _frame(done: Run) -> "pd.DataFrame":
     return to_frame(done.results)
 
 
-def _save_plots(
-    done: Run, frame: "pd.DataFrame", folder: Path, *, everything: bool = False
-) -> None:
-    from kvbench.report.plots import most_telling, sketches
-    from kvbench.report.progress import Meter
-    from kvbench.report.save import save_figure
-
-    found = sketches(frame, done.info)
-    drawn = found if everything else most_telling(found)
-    paths: list[Path] = []
-    with Meter(out, len(drawn), "figures") as meter:
-        for sketch in drawn:
-            paths += save_figure(sketch.draw(), folder, sketch.name)
-            meter.advance(sketch.name)
-    if not paths:
-        say("No plots: no strategy was timed at two or more values of seq_len.")
-    for path in paths:
-        say(str(path))
-    if len(drawn) < len(found):
-        words = ["kvbench", "plot", str(done.folder), "--all"]
-        if folder != done.folder / PLOTS_FOLDER:
-            words += ["-o", str(folder)]
-        say(
-            f"{len(found) - len(drawn)} of {len(found)} figures are left out, those farthest from "
-            f"a case's defaults; `{shlex.join(words)}` draws all"
-        )
-
-
 def _say_wrong(frame: "pd.DataFrame") -> bool:
     """Name the rows that are incorrect or failed; whether there are any."""
     wrong = frame[frame["status"].isin(["incorrect", *RETRIED])]
@@ -775,6 +731,8 @@ cli.add_command(compare)
 cli.add_command(ab)
 cli.add_command(predict)
 cli.add_command(audit)
+cli.add_command(plot)
+cli.add_command(report)
 
 
 def main() -> None:

@@ -1,23 +1,46 @@
 """Commands that show a run to people: its figures and its report."""
 
-from collections.abc import Sequence
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from kvbench.console import load_run, say
+from kvbench.console import load_run, out, say
 from kvbench.errors import StoreError
 from kvbench.store import PLOTS_FOLDER, Run
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` waits for neither pandas nor matplotlib
+    from collections.abc import Sequence
+
     import pandas as pd
 
+    from kvbench.report.document import ChartKind
+    from kvbench.report.markdown import Pictures
     from kvbench.report.plots import Sketch
 
 HTML_FILE = "report.html"
 MARKDOWN_FILE = "report.md"
 TABLE_FILE = "rows.csv"
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--out", "target", type=click.Path(path_type=Path), help="Where to; RUN/plots by default."
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Draw every figure; without it, of a run with many, those that tell most.",
+)
+def plot(folder: Path, target: Path | None, *, everything: bool) -> None:
+    """Draw the launch-overhead curves and speed-ups of a run, as PNG and SVG."""
+    from kvbench.analysis.frame import to_frame
+
+    done = load_run(folder)
+    save_plots(done, to_frame(done.results), target or folder / PLOTS_FOLDER, everything=everything)
 
 
 @click.command()
@@ -81,10 +104,50 @@ def write_report(
         _write(target / HTML_FILE, html(document, done, frame, layers))
 
 
-def _pictures(drawn: "Sequence[Sketch]") -> dict:
+def save_plots(
+    done: Run, frame: "pd.DataFrame", folder: Path, *, everything: bool = False
+) -> "list[Sketch]":
+    """Draw a run's figures, all or those that tell most, and say where they lie.
+
+    Args:
+        done: The run.
+        frame: Its rows.
+        folder: Where to.
+        everything: Draw all, however many.
+
+    Returns:
+        Those that were drawn.
+    """
+    from kvbench.report.plots import most_telling, sketches
+    from kvbench.report.progress import Meter
+    from kvbench.report.save import save_figure
+
+    found = sketches(frame, done.info)
+    drawn = found if everything else most_telling(found)
+    paths: list[Path] = []
+    with Meter(out, len(drawn), "figures") as meter:
+        for sketch in drawn:
+            paths += save_figure(sketch.draw(), folder, sketch.name)
+            meter.advance(sketch.name)
+    if not paths:
+        say("No plots: no strategy was timed at two or more values of seq_len.")
+    for path in paths:
+        say(str(path))
+    if len(drawn) < len(found):
+        words = ["kvbench", "plot", str(done.folder), "--all"]
+        if folder != done.folder / PLOTS_FOLDER:
+            words += ["-o", str(folder)]
+        say(
+            f"{len(found) - len(drawn)} of {len(found)} figures are left out, those farthest from "
+            f"a case's defaults; `{shlex.join(words)}` draws all"
+        )
+    return drawn
+
+
+def _pictures(drawn: "Sequence[Sketch]") -> "Pictures":
     from kvbench.report.markdown import Picture
 
-    found = {}
+    found: dict[tuple[ChartKind, str], list[Picture]] = {}
     for sketch in drawn:
         picture = Picture(f"{PLOTS_FOLDER}/{sketch.name}.png", sketch.alt)
         found.setdefault((sketch.kind, sketch.op), []).append(picture)

@@ -247,7 +247,8 @@ def test_markdown_has_every_part():
         '<a id="one"></a>\n\n## First\n\nsaid\n\n![A](plots/a.png)\n\n![B](plots/b.png)\n\n'
         "**T**\n\n| a |\n| ---: |\n| 1 |\n\nN\n\n"
         '<a id="two"></a>\n\n## Second\n\n'
-        "<details>\n<summary>more</summary>\n\n**T**\n\n| a |\n| ---: |\n| 1 |\n\nN\n\n</details>\n\n"
+        "<details>\n<summary>more</summary>\n\n"
+        "**T**\n\n| a |\n| ---: |\n| 1 |\n\nN\n\n</details>\n\n"
         "[rows.csv](rows.csv) has them all; times are in seconds.\n"
     )
 

@@ -36,9 +36,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Every row of the run with the command that measures it again: to be filtered and sorted in
-    HTML, a CSV file beside Markdown.
-    """
+    """Every row of the run, with its command: filtered in HTML, a CSV file beside Markdown."""
 
 
 @dataclass(frozen=True, slots=True)

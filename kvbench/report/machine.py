@@ -121,8 +121,8 @@ def quality_table(frame: pd.DataFrame) -> Table | None:
             "unresolved",
         ),
         tuple(lines),
-        "Half-width: of the median's 95 % interval, as a share of it; sampling stops at 2 % or when "
-        "the time for the case is over. Unresolved: under twice the time of an empty call.",
+        "Half-width: of the median's 95 % interval, as a share of it; sampling stops at 2 % or "
+        "when the time for the case is over. Unresolved: under twice the time of an empty call.",
     )
 
 
@@ -130,9 +130,9 @@ def _quality(rows: pd.DataFrame) -> Sequence[str]:
     widths = (rows["high_s"] - rows["low_s"]) / 2 / rows["median_s"]
     precise = (rows["stopped_by"] == "precision").mean()
     return (
-        format_share(widths.median()),
-        format_share(widths.quantile(0.9)),
-        format_share(precise),
-        format_share(1 - precise),
+        format_share(float(widths.median())),
+        format_share(float(widths.quantile(0.9))),
+        format_share(float(precise)),
+        format_share(float(1 - precise)),
         f"{int((~rows['resolved'].astype(bool)).sum()):,}" if len(rows) else MISSING,
     )

@@ -37,7 +37,7 @@ How many times faster than the loop each strategy is: the median of the ratios w
 which all of them met the same machine, with its 95 % interval. Under 1 it is slower."""
 _BANDWIDTH = """\
 The bytes that any way must move, each read once and written once, over the median time. The dashed
-line is the best plain copy on this device; more than that is expected where the bytes fit a cache."""
+line is the best plain copy on this device; more is expected where the bytes fit a cache."""
 _FASTEST = """\
 Which strategy makes the cheapest step at each size, and how many times as long the next one takes.
 Where both can't be told apart, the cell says so: its interval has 1 in it."""
