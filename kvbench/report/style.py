@@ -7,57 +7,9 @@ from typing import Any
 
 import matplotlib as mpl
 
-# Okabe and Ito's palette, told apart with any colour vision. Yellow is too pale for a line.
-_FAMILY_COLOURS = {
-    "loop": "#D55E00",
-    "indexing": "#0072B2",
-    "slot_mapping": "#009E73",
-    "triton": "#CC79A7",
-    # Shades for the ways that are kin to these, darker or lighter; markers tell them apart as well.
-    "block_slices": "#8C3D00",
-    "index_put": "#66C2A5",
-    "index_copy": "#E69F00",
-    "index_select": "#E69F00",
-    "scatter": "#56B4E9",
-    "gather": "#56B4E9",
-    "blocks": "#7F7F7F",
-    "compile": "#4B0092",
-    "native": "#000000",
-    "cuda": "#B8A000",
-    "streams": "#A6761D",
-    # Ways of an attention alone.
-    "flex": "#D55E00",
-    "enable_gqa": "#B22222",
-    # Ways of an index alone.
-    "numpy": "#0072B2",
-    "torch": "#009E73",
-    "pinned": "#E69F00",
-}
-_OTHER_COLOURS = ("#1B4F72", "#B22222", "#404080")
-_MARKERS = {
-    "loop": "o",
-    "indexing": "s",
-    "slot_mapping": "D",
-    "triton": "^",
-    "block_slices": "p",
-    "index_put": "d",
-    "index_copy": "X",
-    "index_select": "X",
-    "scatter": "P",
-    "gather": "P",
-    "blocks": "h",
-    "compile": "*",
-    "native": ">",
-    "cuda": "H",
-    "streams": "<",
-    "flex": "D",
-    "enable_gqa": "v",
-    "numpy": "s",
-    "torch": "D",
-    "pinned": "P",
-}
+from kvbench.report.palette import FAMILIES, FLOORS, MARKERS, OTHER_MARKER, OTHERS
 
-FLOOR_COLOUR = "#595959"
+FLOOR_COLOUR = FLOORS[0]
 WIDTH_IN = 8.8
 """A README shows about 880 pixels: 100 to an inch, so that 9 points are 12.5 pixels."""
 
@@ -90,16 +42,21 @@ def _family(strategy: str) -> str:
     return strategy.partition(".")[2].rpartition("+")[2].removeprefix("sdpa_")
 
 
-def colour(strategy: str) -> str:
-    """A strategy's colour in every plot: that of its family, the same for reads and writes."""
+def colour(strategy: str, *, dark: bool = False) -> str:
+    """A strategy's colour in every plot: that of its family, the same for reads and writes.
+
+    Args:
+        strategy: Its name, as "write.loop".
+        dark: Whether it is drawn on a dark background.
+    """
     family = _family(strategy)
-    other = _OTHER_COLOURS[zlib.crc32(family.encode()) % len(_OTHER_COLOURS)]
-    return _FAMILY_COLOURS.get(family, other)
+    other = OTHERS[zlib.crc32(family.encode()) % len(OTHERS)]
+    return FAMILIES.get(family, other)[dark]
 
 
 def marker(strategy: str) -> str:
     """A strategy's marker, so that colour is not all that tells lines apart."""
-    return _MARKERS.get(_family(strategy), "v")
+    return MARKERS.get(_family(strategy), OTHER_MARKER)
 
 
 def line(strategy: str) -> dict[str, Any]:
