@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -41,6 +41,7 @@ from kvbench.options import (
     sweep_options,
 )
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
+from kvbench.report.palette import Style
 from kvbench.results import RETRIED, CacheState
 from kvbench.store import PLOTS_FOLDER, Run, has_run, reserve
 from kvbench.units import format_bytes, format_duration
@@ -660,7 +661,18 @@ def generate(
 @cli.command()
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="Where to; RUN/plots by default."
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where to; RUN/plots by default, or RUN/plots-STYLE.",
+)
+@click.option(
+    "--style",
+    type=click.Choice(get_args(Style)),
+    default="docs",
+    show_default=True,
+    help="docs: for a page on white. dark: for a dark one. paper: 7 inches wide, as PDF too, told "
+    "apart without colours, heading and provenance in a text beside each figure.",
 )
 @click.option(
     "--all",
@@ -668,10 +680,21 @@ def generate(
     is_flag=True,
     help="Draw every figure; without it, of a run with many, those that tell most.",
 )
-def plot(folder: Path, out: Path | None, *, everything: bool) -> None:
-    """Draw the launch-overhead curves and speed-ups of a run, as PNG and SVG."""
+def plot(folder: Path, out: Path | None, style: Style, *, everything: bool) -> None:
+    """Draw a run as PNG and SVG.
+
+    Curves of time per call over seq_len (launch overhead), speed-ups, bandwidths, who is fastest
+    where, the cost of a step over layers, what the fitted model says a call's time goes to; of
+    attentions what a gather costs, of whole steps tokens per second.
+    """
     done = load_run(folder)
-    _save_plots(done, _frame(done), out or folder / PLOTS_FOLDER, everything=everything)
+    to = out or _plots_folder(folder, style)
+    _save_plots(done, _frame(done), to, style, everything=everything)
+
+
+def _plots_folder(run: Path, style: Style) -> Path:
+    """Of each style its own: the docs' plots are not those of another."""
+    return run / (PLOTS_FOLDER if style == "docs" else f"{PLOTS_FOLDER}-{style}")
 
 
 def _resume_command(folder: Path) -> str:
@@ -734,7 +757,12 @@ def _frame(done: Run) -> "pd.DataFrame":
 
 
 def _save_plots(
-    done: Run, frame: "pd.DataFrame", folder: Path, *, everything: bool = False
+    done: Run,
+    frame: "pd.DataFrame",
+    folder: Path,
+    style: Style = "docs",
+    *,
+    everything: bool = False,
 ) -> None:
     from kvbench.report.plots import most_telling, sketches
     from kvbench.report.progress import Meter
@@ -745,7 +773,7 @@ def _save_plots(
     paths: list[Path] = []
     with Meter(out, len(drawn), "figures") as meter:
         for sketch in drawn:
-            paths += save_figure(sketch.draw(), folder, sketch.name)
+            paths += save_figure(sketch.draw(style), folder, sketch.name, style)
             meter.advance(sketch.name)
     if not paths:
         say("No plots: no strategy was timed at two or more values of seq_len.")
@@ -753,7 +781,9 @@ def _save_plots(
         say(str(path))
     if len(drawn) < len(found):
         words = ["kvbench", "plot", str(done.folder), "--all"]
-        if folder != done.folder / PLOTS_FOLDER:
+        if style != "docs":
+            words += ["--style", style]
+        if folder != _plots_folder(done.folder, style):
             words += ["-o", str(folder)]
         say(
             f"{len(found) - len(drawn)} of {len(found)} figures are left out, those farthest from "

@@ -45,7 +45,7 @@ def test_families_of_an_op_differ_in_light_and_in_dark(op, dark):
     assert families.keys() <= FAMILIES.keys() <= MARKERS.keys()
     for (one, its), (other, others) in itertools.combinations(families.items(), 2):
         assert its != others, (one, other)
-        assert apart(its, others) > 0.08, (one, other)  # noqa: PLR2004 - no two look alike
+        assert apart(its, others) > 0.08, (one, other)
 
 
 def apart(one: str, other: str) -> float:

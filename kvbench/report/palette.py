@@ -5,6 +5,11 @@ line needs a contrast of 3:1 to what is behind it. So many families can't all be
 everybody: markers, names at the ends of lines and widths do it as well.
 """
 
+from typing import Literal
+
+Style = Literal["docs", "paper", "dark"]
+"""Where a plot is to be shown; see `style.styled`."""
+
 BACKGROUNDS = ("#FFFFFF", "#16191D")
 """Light and dark, as in each pair below."""
 
@@ -61,6 +66,34 @@ MARKERS = {
     "pinned": "P",
 }
 OTHER_MARKER = "v"
+
+PARTS = {
+    "prepare": ("#44597A", "#8DA6CC"),
+    "write": ("#B5835A", "#D9A87C"),
+    "attend": ("#A9BCD6", "#4F6585"),
+    "gather": ("#44597A", "#8DA6CC"),
+    "attention": ("#A9BCD6", "#4F6585"),
+    "call": ("#44597A", "#8DA6CC"),
+    "launches": ("#B5835A", "#D9A87C"),
+    "bytes": ("#A9BCD6", "#4F6585"),
+    "both": ("#7D6E63", "#B3A79B"),
+}
+"""Of the parts of a time, which are no strategies: slate, tan and pale slate."""
+
+HATCHES = ("", "/////", ".....", "xxxxx", "-----", "\\\\\\\\\\", "+++++", "ooo")
+"""For bars that are told apart without colours."""
+
+DASHES: tuple[tuple[float, ...], ...] = (
+    (),
+    (6, 1.2),
+    (4, 1, 1, 1),
+    (9, 1.2, 3, 1.2),
+    (2.5, 0.8),
+    (6, 1, 1, 1, 1, 1),
+    (12, 1.5),
+)
+"""Dashes and gaps in widths of a line, for lines that are told apart without colours: none is the
+even dots of a prepare or the dashes of the copy."""
 
 
 def luminance(colour: str) -> float:
