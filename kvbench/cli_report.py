@@ -2,12 +2,13 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
 from kvbench.console import load_run, out, say
 from kvbench.errors import StoreError
+from kvbench.report.palette import Style
 from kvbench.store import PLOTS_FOLDER, Run
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` waits for neither pandas nor matplotlib
@@ -27,7 +28,19 @@ TABLE_FILE = "rows.csv"
 @click.command()
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--out", "target", type=click.Path(path_type=Path), help="Where to; RUN/plots by default."
+    "-o",
+    "--out",
+    "target",
+    type=click.Path(path_type=Path),
+    help="Where to; RUN/plots by default, or RUN/plots-STYLE.",
+)
+@click.option(
+    "--style",
+    type=click.Choice(get_args(Style)),
+    default="docs",
+    show_default=True,
+    help="docs: for a page on white. dark: for a dark one. paper: 7 inches wide, as PDF too, told "
+    "apart without colours, heading and provenance in a text beside each figure.",
 )
 @click.option(
     "--all",
@@ -35,12 +48,23 @@ TABLE_FILE = "rows.csv"
     is_flag=True,
     help="Draw every figure; without it, of a run with many, those that tell most.",
 )
-def plot(folder: Path, target: Path | None, *, everything: bool) -> None:
-    """Draw the launch-overhead curves and speed-ups of a run, as PNG and SVG."""
+def plot(folder: Path, target: Path | None, style: Style, *, everything: bool) -> None:
+    """Draw a run as PNG and SVG.
+
+    Curves of time per call over seq_len (launch overhead), speed-ups, bandwidths, who is fastest
+    where, the cost of a step over layers, what the fitted model says a call's time goes to; of
+    attentions what a gather costs, of whole steps tokens per second.
+    """
     from kvbench.analysis.frame import to_frame
 
     done = load_run(folder)
-    save_plots(done, to_frame(done.results), target or folder / PLOTS_FOLDER, everything=everything)
+    to = target or _plots_folder(folder, style)
+    save_plots(done, to_frame(done.results), to, style, everything=everything)
+
+
+def _plots_folder(run: Path, style: Style) -> Path:
+    """Of each style its own: the docs' plots are not those of another."""
+    return run / (PLOTS_FOLDER if style == "docs" else f"{PLOTS_FOLDER}-{style}")
 
 
 @click.command()
@@ -105,7 +129,12 @@ def write_report(
 
 
 def save_plots(
-    done: Run, frame: "pd.DataFrame", folder: Path, *, everything: bool = False
+    done: Run,
+    frame: "pd.DataFrame",
+    folder: Path,
+    style: Style = "docs",
+    *,
+    everything: bool = False,
 ) -> "list[Sketch]":
     """Draw a run's figures, all or those that tell most, and say where they lie.
 
@@ -113,6 +142,7 @@ def save_plots(
         done: The run.
         frame: Its rows.
         folder: Where to.
+        style: How they look.
         everything: Draw all, however many.
 
     Returns:
@@ -127,7 +157,7 @@ def save_plots(
     paths: list[Path] = []
     with Meter(out, len(drawn), "figures") as meter:
         for sketch in drawn:
-            paths += save_figure(sketch.draw(), folder, sketch.name)
+            paths += save_figure(sketch.draw(style), folder, sketch.name, style)
             meter.advance(sketch.name)
     if not paths:
         say("No plots: no strategy was timed at two or more values of seq_len.")
@@ -135,7 +165,9 @@ def save_plots(
         say(str(path))
     if len(drawn) < len(found):
         words = ["kvbench", "plot", str(done.folder), "--all"]
-        if folder != done.folder / PLOTS_FOLDER:
+        if style != "docs":
+            words += ["--style", style]
+        if folder != _plots_folder(done.folder, style):
             words += ["-o", str(folder)]
         say(
             f"{len(found) - len(drawn)} of {len(found)} figures are left out, those farthest from "

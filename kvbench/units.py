@@ -7,6 +7,7 @@ _BYTE_STEPS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (0, "B"))
 _RATE_STEPS = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (0.0, "B/s"))
 
 MICROSECONDS_PER_SECOND = 1e6
+BYTES_PER_GB = 1e9
 
 
 def significant(value: float, digits: int = 3) -> str:

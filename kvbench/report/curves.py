@@ -7,19 +7,20 @@ from matplotlib.figure import Figure
 
 from kvbench.analysis.frame import timed
 from kvbench.cases import ONCE_A_STEP
+from kvbench.report.alternative import of_lines
 from kvbench.report.panels import (
     Page,
+    draw_line,
     finish,
     launches_label,
     log_axes,
     make_panels,
     provenance,
 )
-from kvbench.report.style import FLOOR_COLOUR, colour, styled
-from kvbench.report.style import line as line_of
+from kvbench.report.style import look, styled
 from kvbench.results import RunInfo
 from kvbench.units import MICROSECONDS_PER_SECOND as US
-from kvbench.units import format_bandwidth, format_bytes
+from kvbench.units import format_bandwidth, format_bytes, format_seconds
 
 _MOST_NAMED_PREPARES = 2
 """More of them alike would be more names than lines can be told apart by: their colours say it."""
@@ -57,7 +58,7 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
         footnote += f" In brackets: what one call launches on a GPU, {source}."
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     with styled():
-        figure, panels = make_panels(page, _TITLES.get(op, f"{op}: time per call"), footnote)
+        figure, panels = make_panels(page, _title(op), footnote)
         drawn = []
         for panel, block, heads in panels:
             ends = _draw(panel, page, block, heads, clock, info)
@@ -69,6 +70,22 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
     return figure
 
 
+def launch_overhead_alt(page: Page, op: str, clock: str) -> str:
+    """The figure in a sentence."""
+    runs = Page(
+        page.name,
+        page.subtitle,
+        timed(page.rows, "run", clock),
+        page.block_sizes,
+        page.kv_heads,
+    )
+    return of_lines(_title(op), runs, "median_s", format_seconds)
+
+
+def _title(op: str) -> str:
+    return _TITLES.get(op, f"{op}: time per call")
+
+
 def _draw(
     panel: Panel, page: Page, block: int, heads: int, clock: str, info: RunInfo
 ) -> list[tuple[float, float, str, str]]:
@@ -78,38 +95,31 @@ def _draw(
         points = line.sort_values("seq_len")
         name = str(strategy)
         x = points["seq_len"].to_numpy(dtype=float)
-        y = points["median_s"].to_numpy() * US
-        panel.plot(x, y, **line_of(name))
-        panel.fill_between(
-            x,
-            points["low_s"].to_numpy() * US,
-            points["high_s"].to_numpy() * US,
-            color=colour(name),
-            alpha=0.25,
-            linewidth=0,
-        )
+        y, low, high = (points[f"{end}_s"].to_numpy() * US for end in ("median", "low", "high"))
+        draw_line(panel, name, x, y, low, high)
         label = name.partition(".")[2] + launches_label(points)
-        ends.append((x[-1], y[-1], label, colour(name)))
+        ends.append((x[-1], y[-1], label, look().colour(name)))
     prepares = timed(rows, "prepare", clock).groupby("strategy", sort=True)
     for strategy, line in prepares:
         points = line.sort_values("seq_len")
         x, y = points["seq_len"].to_numpy(dtype=float), points["median_s"].to_numpy() * US
-        panel.plot(x, y, color=colour(str(strategy)), linestyle=":", linewidth=1.2)
+        own = look().colour(str(strategy))
+        panel.plot(x, y, color=own, linestyle=":", linewidth=1.2)
         if len(prepares) <= _MOST_NAMED_PREPARES:
-            ends.append((x[-1], y[-1], "prepare", colour(str(strategy))))
+            ends.append((x[-1], y[-1], "prepare", own))
     floor = rows.drop_duplicates("seq_len").sort_values("seq_len")
     if len(floor):
         x = floor["seq_len"].to_numpy(dtype=float)
         nbytes = floor["least_bytes"].to_numpy(dtype=float)
         y = nbytes / info.copy_bandwidth.bytes_per_s * US
-        panel.plot(x, y, color=FLOOR_COLOUR, linestyle="--", linewidth=1.1, zorder=1)
+        panel.plot(x, y, color=look().floor, linestyle="--", linewidth=1.1, zorder=1)
         text = f"copy, {format_bandwidth(info.copy_bandwidth.bytes_per_s)}"
-        ends.append((x[-1], y[-1], text, FLOOR_COLOUR))
-        _mark_cache(panel, x, nbytes, info)
+        ends.append((x[-1], y[-1], text, look().floor))
+        mark_cache(panel, x, nbytes, info)
     return ends
 
 
-def _mark_cache(panel: Panel, seq_lens: Floats, nbytes: Floats, info: RunInfo) -> None:
+def mark_cache(panel: Panel, seq_lens: Floats, nbytes: Floats, info: RunInfo) -> None:
     """Mark where the bytes of a call outgrow the CPU's cache.
 
     Left of it, beating the copy is expected: the copy goes to memory.
@@ -120,7 +130,7 @@ def _mark_cache(panel: Panel, seq_lens: Floats, nbytes: Floats, info: RunInfo) -
     if not nbytes[0] < cache < nbytes[-1]:
         return
     edge = float(np.exp(np.interp(np.log(cache), np.log(nbytes), np.log(seq_lens))))
-    panel.axvline(edge, color=FLOOR_COLOUR, linewidth=0.8, linestyle=(0, (1, 2)))
+    panel.axvline(edge, color=look().floor, linewidth=0.8, linestyle=(0, (1, 2)))
     panel.text(
         edge,
         0.985,
@@ -128,6 +138,6 @@ def _mark_cache(panel: Panel, seq_lens: Floats, nbytes: Floats, info: RunInfo) -
         transform=panel.get_xaxis_transform(),
         ha="right",
         va="top",
-        fontsize=7.5,
-        color=FLOOR_COLOUR,
+        fontsize=look().small_pt,
+        color=look().floor,
     )

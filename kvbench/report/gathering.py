@@ -1,6 +1,5 @@
 """What the gather costs: gather + attention beside attention that reads blocks in place."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,18 +11,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from kvbench.analysis.gathering import beside_gathering
-from kvbench.report.panels import FOOTNOTE_COLUMNS, chunks, named_settings, numbered, provenance
+from kvbench.report.frames import framed
+from kvbench.report.palette import ink_on
+from kvbench.report.panels import chunks, named_settings, numbered, provenance
 from kvbench.report.setting import describe
-from kvbench.report.style import WIDTH_IN, colour, styled
+from kvbench.report.style import bar_of, look, part, styled
 from kvbench.results import RunInfo
 from kvbench.units import format_seconds
 
 _FREE = ("seq_len", "batch")
-_GATHER_COLOUR = "#0072B2"
-_ATTENTION_COLOUR = "#9CC9E8"
+_TITLE = "Attention over a paged cache: gather + attention, and reading blocks in place"
 _GROUP_WIDTH = 0.84
-_HEIGHT_IN = 4.0
-_TITLE_IN = 0.4
+_HEIGHT_IN = 2.8
 _ROOM = 12
 """Per cent of the reference that a bar has to be high to have its number inside."""
 
@@ -83,39 +82,34 @@ def gather_share_figure(page: Shares, clock: str, info: RunInfo) -> Figure:
         "well. Median ratio within rounds with its 95 % interval."
     )
     with styled():
-        figure = Figure(figsize=(WIDTH_IN, _HEIGHT_IN), layout="constrained")
+        keys = [
+            Patch(**part("gather"), label="gather"),
+            Patch(**part("attention"), label="attention over the copies"),
+            *(Patch(**bar_of(name), label=name.partition(".")[2]) for name in others),
+        ]
+        figure = framed(_TITLE, page.subtitle, footnote, _HEIGHT_IN, keys)
         panels = figure.subplots(1, len(page.batches), sharey=True, squeeze=False)[0]
-        title = "Attention over a paged cache: gather + attention, and reading blocks in place"
-        # The third line is the legend's.
-        figure.suptitle(f"{title}\n{page.subtitle}\n ", fontsize=10.5, x=0.01, ha="left")
-        figure.supxlabel(
-            textwrap.fill(footnote, FOOTNOTE_COLUMNS),
-            fontsize=7.5,
-            color="#404040",
-            x=0.01,
-            ha="left",
-        )
         for panel, batch in zip(panels, page.batches, strict=True):
             _draw(panel, page.rows[page.rows["batch"] == batch], others)
             panel.set_title(f"batch {batch}", loc="left")
             panel.set_xlabel("seq_len (context); time of 100 %")
         panels[0].set_ylabel("time, % of gather + attention")
-        keys = [
-            Patch(color=_GATHER_COLOUR, label="gather"),
-            Patch(color=_ATTENTION_COLOUR, label="attention over the copies"),
-            *(Patch(color=colour(name), label=name.partition(".")[2]) for name in others),
-        ]
-        figure.legend(
-            handles=keys,
-            loc="upper left",
-            bbox_to_anchor=(0.0, 1 - _TITLE_IN / _HEIGHT_IN),
-            ncols=len(keys),
-            fontsize=8.5,
-            frameon=False,
-        )
         highest = max(100.0, 100 * float(page.rows["ratio"].max()))
         panels[0].set_ylim(0, 1.08 * highest)  # whatever an interval reaches up to
     return figure
+
+
+def gather_share_alt(page: Shares) -> str:
+    """The figure in a sentence."""
+    largest = page.rows[page.rows["seq_len"] == page.rows["seq_len"].max()]
+    least = largest.loc[largest["ratio"].idxmin()]
+    shares = page.rows["share"].dropna()
+    return (
+        f"{_TITLE}, bars by seq_len and batch ({page.subtitle}): the gather is "
+        f"{100 * shares.min():.0f} to {100 * shares.max():.0f} % of the fastest that gathers, and "
+        f"at seq_len {least['seq_len']:,} and batch {least['batch']} {least['strategy']} takes "
+        f"{100 * least['ratio']:.0f} % of it."
+    )
 
 
 def _draw(panel: Panel, rows: pd.DataFrame, others: Sequence[str]) -> None:
@@ -127,32 +121,34 @@ def _draw(panel: Panel, rows: pd.DataFrame, others: Sequence[str]) -> None:
         left = place - _GROUP_WIDTH / 2 + width / 2
         reference = here.loc[here["reference"].iloc[0]]
         share = float(reference["share"])
-        panel.bar(left, 100 * share, width, color=_GATHER_COLOUR)
-        panel.bar(left, 100 * (1 - share), width, bottom=100 * share, color=_ATTENTION_COLOUR)
-        _number(panel, left, 100 * share)
+        panel.bar(left, 100 * share, width, **part("gather"))
+        panel.bar(left, 100 * (1 - share), width, bottom=100 * share, **part("attention"))
+        _number(panel, left, 100 * share, part("gather")["facecolor"])
         labels.append(f"{context:,}\n{format_seconds(reference['median_s'])}")
         for number, name in enumerate(others, 1):
             if name not in here.index:
                 continue
             own, x = here.loc[name], left + number * width
             middle, low, high = (100 * float(own[f"ratio{end}"]) for end in ("", "_low", "_high"))
-            panel.bar(x, middle, width, color=colour(name))
+            panel.bar(x, middle, width, **bar_of(name))
             panel.errorbar(x, middle, [[middle - low], [high - middle]], color="#808080", lw=0.8)
-            _number(panel, x, middle)
+            _number(panel, x, middle, look().colour(name))
     panel.set_xticks(range(len(contexts)), labels)
     panel.grid(visible=False, axis="x")
     panel.set_axisbelow(True)
 
 
-def _number(panel: Panel, x: float, height: float) -> None:
+def _number(panel: Panel, x: float, height: float, behind: str) -> None:
     """Write a bar's height into it, or above it where it is low."""
     inside = height >= _ROOM
+    plain = {"facecolor": behind, "edgecolor": "none", "pad": 1.0}
     panel.text(
         x,
         height / 2 if inside else height + 1,
         f"{height:.0f}",
         ha="center",
         va="center" if inside else "bottom",
-        fontsize=7.5,
-        color="white" if inside else "#202020",
+        fontsize=look().small_pt,
+        color=ink_on(behind) if inside else look().ink,
+        bbox=plain if inside and look().patterned else None,
     )

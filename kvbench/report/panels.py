@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,17 +19,18 @@ from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullFormatter, NullLocator
 
 from kvbench.analysis.frame import settings_of, unusual
+from kvbench.report.frames import framed
 from kvbench.report.setting import describe
-from kvbench.report.style import WIDTH_IN
+from kvbench.report.style import line, look
 from kvbench.results import RunInfo
 
+Floats = npt.NDArray[np.float64]
+
 FREE = ("seq_len", "block_size", "num_kv_heads")
-FOOTNOTE_COLUMNS = 128
 _MOST_PER_SIDE = 3
 _PANEL_HEIGHT_IN = 2.7
-_HEADER_IN = 0.75
-_LABEL_IN = 0.17
-"""Least distance of two labels."""
+_LABEL_EM = 1.44
+"""Least distance of two labels, over the size of their font."""
 _FRAME_IN = 0.6
 """Of a panel's height, what is above and below its axes."""
 _OTHER_LABELS = 3
@@ -147,13 +147,9 @@ def make_panels(
     rows, columns = len(page.kv_heads), len(page.block_sizes)
     labels = page.rows["strategy"].nunique() + _OTHER_LABELS
     least = _PANEL_HEIGHT_IN * (1.35 if rows == columns == 1 else 1)
-    height = _HEADER_IN + rows * max(least, labels * _LABEL_IN + _FRAME_IN)
-    figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
+    height = rows * max(least, labels * label_in() + _FRAME_IN)
+    figure = framed(title, page.subtitle, footnote, height)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    figure.suptitle(f"{title}\n{page.subtitle}", fontsize=10.5, x=0.01, ha="left")
-    figure.supxlabel(
-        textwrap.fill(footnote, FOOTNOTE_COLUMNS), fontsize=7.5, color="#404040", x=0.01, ha="left"
-    )
     for axis in panels[-1]:
         axis.set_xlabel("seq_len (tokens per sequence)")
 
@@ -169,6 +165,11 @@ def make_panels(
             yield panel, block, heads
 
     return figure, walk()
+
+
+def label_in() -> float:
+    """The least distance of two names at the ends of lines, in inches."""
+    return look().name_pt * _LABEL_EM / 72
 
 
 def provenance(info: RunInfo, clock: str) -> str:
@@ -209,6 +210,14 @@ def log_axes(panel: Panel, seq_lens: Sequence[int]) -> None:
     panel.yaxis.set_major_locator(LogLocator(10, subs=subs, numticks=12))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_line(
+    panel: Panel, strategy: str, x: Floats, middle: Floats, low: Floats, high: Floats
+) -> None:
+    """Draw a strategy's line with the band of its interval, all of one length."""
+    panel.plot(x, middle, **line(strategy))
+    panel.fill_between(x, low, high, color=look().colour(strategy), alpha=0.25, linewidth=0)
 
 
 Ends = Sequence[tuple[float, float, str, str]]
@@ -273,7 +282,7 @@ def label_ends(panel: Panel, ends: Ends) -> None:
         ((*to_axes.transform((x, y)), text, colour) for x, y, text, colour in ends),
         key=lambda spot: spot[1],
     )
-    gap = _LABEL_IN / (panel.get_window_extent().height / panel.figure.dpi)
+    gap = label_in() / (panel.get_window_extent().height / panel.figure.dpi)
     heights = spread([spot[1] for spot in spots], gap)
     ceiling = 1.0  # above the axes a name would be in the title
     for i in reversed(range(len(heights))):
@@ -281,7 +290,7 @@ def label_ends(panel: Panel, ends: Ends) -> None:
         ceiling = heights[i] - gap
     for (x, y, text, colour), height in zip(spots, heights, strict=True):
         at = {"transform": panel.transAxes, "color": colour}
-        panel.text(x + 0.025, height, text, fontsize=8.5, va="center", **at)
+        panel.text(x + 0.025, height, text, fontsize=look().name_pt, va="center", **at)
         # An annotation's arrow would be cut by the label's box, curve by curve, at every drawing.
         leader = Path([(x, y), (x + 0.02, height)])
         panel.add_artist(PathPatch(leader, linewidth=0.5, clip_on=False, **at))

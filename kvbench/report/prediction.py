@@ -32,7 +32,7 @@ from kvbench.report.panels import (
     pages,
 )
 from kvbench.report.setting import describe
-from kvbench.report.style import FLOOR_COLOUR, colour, styled
+from kvbench.report.style import look, styled
 from kvbench.report.tables import MISSING, Table
 from kvbench.units import MICROSECONDS_PER_SECOND as US
 from kvbench.units import (
@@ -377,7 +377,7 @@ def _groups(page: Page) -> dict[tuple[int, int], list[Alike]]:
 def _draw(panel: Panel, groups: Sequence[Alike], given: Premises) -> Ends:
     ends = []
     for group in groups:
-        own = colour(group.strategies[0])
+        own = look().colour(group.strategies[0])
         x = group.rows["seq_len"].to_numpy(dtype=float)
         low, high = (group.rows[name].to_numpy() * US for name in ("low_s", "high_s"))
         for edge in (low, high):
@@ -391,8 +391,8 @@ def _draw(panel: Panel, groups: Sequence[Alike], given: Premises) -> Ends:
         y = longest["least_bytes"].to_numpy(dtype=float) / given.bandwidth_bytes_per_s * US
         if y[-1] < _LEAST_SHARE * US * min(group.rows["low_s"].iloc[-1] for group in groups):
             return ends
-        panel.plot(x, y, color=FLOOR_COLOUR, linestyle="-.", linewidth=1.1, zorder=1)
-        ends.append((x[-1], y[-1], "bytes alone", FLOOR_COLOUR))
+        panel.plot(x, y, color=look().floor, linestyle="-.", linewidth=1.1, zorder=1)
+        ends.append((x[-1], y[-1], "bytes alone", look().floor))
     return ends
 
 

@@ -4,9 +4,18 @@ import pandas as pd
 from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 
-from kvbench.report.panels import Page, finish, log_axes, make_panels, provenance
-from kvbench.report.style import colour, marker, styled
+from kvbench.report.alternative import of_lines
+from kvbench.report.panels import (
+    Page,
+    draw_line,
+    finish,
+    log_axes,
+    make_panels,
+    provenance,
+)
+from kvbench.report.style import line, look, styled
 from kvbench.results import RunInfo
+from kvbench.units import significant
 
 
 def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInfo) -> Figure:
@@ -25,7 +34,7 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
     )
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     with styled():
-        figure, panels = make_panels(page, f"{op}: speed-up over {reference}", footnote)
+        figure, panels = make_panels(page, _title(op, reference), footnote)
         drawn = []
         for panel, block, heads in panels:
             rows = page.rows[
@@ -33,8 +42,9 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
             ]
             # As far as the panel's own lines go: further on it would strike through their names.
             first, last = float(rows["seq_len"].min()), float(rows["seq_len"].max())
-            panel.plot([first, last], [1, 1], color=colour(reference))
-            ends = [(last, 1.0, f"{reference} = 1", colour(reference))]
+            own = look().colour(reference)
+            panel.plot([first, last], [1, 1], **{**line(reference), "marker": ""})
+            ends = [(last, 1.0, f"{reference} = 1", own)]
             others = rows[rows["strategy"] != reference].groupby("strategy", sort=True)
             ends += [_draw_line(panel, str(name), line) for name, line in others]
             log_axes(panel, seq_lens)
@@ -45,17 +55,22 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
     return figure
 
 
+def speedup_alt(page: Page, op: str, reference: str) -> str:
+    """The figure in a sentence."""
+
+    def words(ratio: float) -> str:
+        return f"{significant(ratio)}x"
+
+    return of_lines(_title(op, reference), page, "speedup", words, highest=True)
+
+
+def _title(op: str, reference: str) -> str:
+    return f"{op}: speed-up over {reference}"
+
+
 def _draw_line(panel: Panel, strategy: str, rows: pd.DataFrame) -> tuple[float, float, str, str]:
     points = rows.sort_values("seq_len")
     x = points["seq_len"].to_numpy(dtype=float)
-    y = points["speedup"].to_numpy()
-    panel.plot(x, y, marker=marker(strategy), color=colour(strategy))
-    panel.fill_between(
-        x,
-        points["speedup_low"].to_numpy(),
-        points["speedup_high"].to_numpy(),
-        color=colour(strategy),
-        alpha=0.25,
-        linewidth=0,
-    )
-    return x[-1], y[-1], strategy.partition(".")[2], colour(strategy)
+    y, low, high = (points[f"speedup{end}"].to_numpy() for end in ("", "_low", "_high"))
+    draw_line(panel, strategy, x, y, low, high)
+    return x[-1], y[-1], strategy.partition(".")[2], look().colour(strategy)

@@ -1,8 +1,7 @@
 """Whole decode steps as figures: tokens per second over context, and prepare over layers."""
 
 import math
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,27 +13,28 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kvbench.analysis.steps import per_token_and_layer, split, throughput
+from kvbench.report.alternative import ends
+from kvbench.report.frames import framed
 from kvbench.report.panels import (
-    FOOTNOTE_COLUMNS,
     chunks,
+    draw_line,
     log_axes,
     named_settings,
     numbered,
     provenance,
 )
 from kvbench.report.setting import describe
-from kvbench.report.style import WIDTH_IN, colour, line, styled
+from kvbench.report.style import line, look, part, styled
 from kvbench.results import RunInfo
 from kvbench.units import MICROSECONDS_PER_SECOND as US
+from kvbench.units import significant
 
-_PART_COLOURS = {"prepare": "#D55E00", "write": "#E69F00", "attend": "#0072B2"}
-_LINES_IN = 3.2
-_LEGEND_LINE_IN = 0.18
-_LEGEND_COLUMNS = 4
+_RATES = "Decode steps of a model: tokens per second"
+_AMORTISED = "Decode steps of a model: what a step's index costs each layer"
+_PARTS = ("prepare", "write", "attend")
+_LINES_IN = 3.0
 _COLUMNS = 4
 _PANEL_IN = 1.75
-_HEADER_IN = 1.1
-_TITLE_IN = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +95,14 @@ def throughput_figure(page: StepPage, info: RunInfo) -> Figure:
         info: The run's device and date.
     """
     names = _fastest_first(page.rows)
-    legend_lines = math.ceil(len(names) / _LEGEND_COLUMNS)
-    top_in = _TITLE_IN + _LEGEND_LINE_IN * legend_lines
-    height = top_in + _LINES_IN
     contexts = sorted({int(n) for n in page.rows["seq_len"]})
     footnote = (
         f"{provenance(info, 'wall')}. Of whole steps: prepare, and all layers of the model with "
         "all that is in them. Median over rounds with its 95 % interval."
     )
     with styled():
-        figure = _figure(
-            "Decode steps of a model: tokens per second", page, footnote, height, legend_lines
-        )
+        keys = [Line2D([], [], label=name.partition(".")[2], **line(name)) for name in names]
+        figure = framed(_RATES, page.subtitle, footnote, _LINES_IN, keys)
         axes = figure.subplots(1, len(page.panels), sharex=True, sharey=True, squeeze=False)[0]
         for panel, batch in zip(axes, page.panels, strict=True):
             _draw_rates(panel, page.rows[page.rows["batch"] == batch])
@@ -116,9 +112,33 @@ def throughput_figure(page: StepPage, info: RunInfo) -> Figure:
             log_axes(panel, contexts)
             panel.set_xlim(contexts[0] * 0.85, contexts[-1] * 1.18)
         axes[0].set_ylabel("tokens per second")
-        keys = [Line2D([], [], label=name.partition(".")[2], **line(name)) for name in names]
-        _legend(figure, keys, height)
     return figure
+
+
+def throughput_alt(page: StepPage) -> str:
+    """The figure in a sentence."""
+
+    def words(rate: float) -> str:
+        return f"{significant(rate)} tokens per second"
+
+    first = page.rows[page.rows["batch"] == page.panels[0]]
+    said = ends(first, "seq_len", "tokens_per_s", words, highest=True)
+    return (
+        f"{_RATES} over seq_len, a panel for each batch, {page.rows['strategy'].nunique()} lines "
+        f"({page.subtitle}): of batch {page.panels[0]} {said}."
+    )
+
+
+def amortisation_alt(page: StepPage) -> str:
+    """The figure in a sentence."""
+    shares = page.rows["prepare_s"] / page.rows[[f"{name}_s" for name in _PARTS]].sum(axis=1)
+    layers = page.rows["num_layers"]
+    few, many = (shares[layers == end].median() for end in (layers.min(), layers.max()))
+    return (
+        f"{_AMORTISED}, stacked bars over layers for {len(page.panels)} pairs ({page.subtitle}): "
+        f"prepare is {100 * few:.0f} % of prepare, write and attend at {layers.min()} layers and "
+        f"{100 * many:.0f} % at {layers.max()}, in the median of the pairs."
+    )
 
 
 def _fastest_first(rows: pd.DataFrame) -> list[str]:
@@ -129,15 +149,9 @@ def _fastest_first(rows: pd.DataFrame) -> list[str]:
 def _draw_rates(panel: Panel, rows: pd.DataFrame) -> None:
     for strategy, own in rows.groupby("strategy", sort=True):
         points, name = own.sort_values("seq_len"), str(strategy)
-        panel.plot(points["seq_len"], points["tokens_per_s"], **line(name))
-        panel.fill_between(
-            points["seq_len"].to_numpy(dtype=float),
-            points["tokens_per_s_low"].to_numpy(),
-            points["tokens_per_s_high"].to_numpy(),
-            color=colour(name),
-            alpha=0.25,
-            linewidth=0,
-        )
+        x = points["seq_len"].to_numpy(dtype=float)
+        y, low, high = (points[f"tokens_per_s{end}"].to_numpy() for end in ("", "_low", "_high"))
+        draw_line(panel, name, x, y, low, high)
 
 
 def amortisation_figure(page: StepPage, info: RunInfo) -> Figure:
@@ -152,20 +166,14 @@ def amortisation_figure(page: StepPage, info: RunInfo) -> Figure:
         info: The run's device and date.
     """
     lines = math.ceil(len(page.panels) / _COLUMNS)
-    height = _HEADER_IN + lines * _PANEL_IN
     footnote = (
         f"{provenance(info, 'wall')}. Median times for each token and layer, without the rest of "
         "the model; prepare, paid once a step, is spread over its layers. Each panel has a scale "
         "of its own."
     )
     with styled():
-        figure = _figure(
-            "Decode steps of a model: what a step's index costs each layer",
-            page,
-            footnote,
-            height,
-            1,
-        )
+        keys = [Patch(**part(name), label=name) for name in _PARTS]
+        figure = framed(_AMORTISED, page.subtitle, footnote, lines * _PANEL_IN, keys)
         columns = min(_COLUMNS, len(page.panels))
         axes = figure.subplots(lines, columns, squeeze=False).flatten()
         for panel in axes[len(page.panels) :]:
@@ -173,46 +181,21 @@ def amortisation_figure(page: StepPage, info: RunInfo) -> Figure:
         for panel, strategy in zip(axes, page.panels, strict=False):
             _draw_parts(panel, page.rows[page.rows["strategy"] == strategy])
             write, plus, attend = str(strategy).partition(".")[2].partition("+")
-            panel.set_title(f"{write}\n{plus}{attend}", loc="left", fontsize=8.5)
+            panel.set_title(f"{write}\n{plus}{attend}", loc="left", fontsize=look().name_pt)
         for panel in axes[::columns]:
-            panel.set_ylabel("µs")
+            panel.set_ylabel("µs per token")
         for panel in axes[max(len(page.panels) - columns, 0) : len(page.panels)]:
             panel.set_xlabel("layers")
-        keys = [Patch(color=shade, label=part) for part, shade in _PART_COLOURS.items()]
-        _legend(figure, keys, height)
     return figure
 
 
 def _draw_parts(panel: Panel, rows: pd.DataFrame) -> None:
     points = rows.sort_values("num_layers")
     below = np.zeros(len(points))
-    for part, shade in _PART_COLOURS.items():
-        heights = points[f"{part}_s"].to_numpy() * US
-        panel.bar(range(len(points)), heights, 0.8, bottom=below, color=shade)
+    for name in _PARTS:
+        heights = points[f"{name}_s"].to_numpy() * US
+        panel.bar(range(len(points)), heights, 0.8, bottom=below, **part(name))
         below += heights
     panel.set_xticks(range(len(points)), [f"{n:,}" for n in points["num_layers"]])
     panel.grid(visible=False, axis="x")
     panel.set_axisbelow(True)
-
-
-def _figure(title: str, page: StepPage, footnote: str, height: float, legend_lines: int) -> Figure:
-    figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
-    # What is left free below the subtitle is the legend's.
-    room = "\n " * legend_lines
-    figure.suptitle(f"{title}\n{page.subtitle}{room}", fontsize=10.5, x=0.01, ha="left")
-    figure.supxlabel(
-        textwrap.fill(footnote, FOOTNOTE_COLUMNS), fontsize=7.5, color="#404040", x=0.01, ha="left"
-    )
-    return figure
-
-
-def _legend(figure: Figure, keys: Sequence[Line2D | Patch], height: float) -> None:
-    figure.legend(
-        handles=list(keys),
-        loc="upper left",
-        bbox_to_anchor=(0.0, 1 - _TITLE_IN / height),
-        ncols=_LEGEND_COLUMNS,
-        fontsize=8,
-        frameon=False,
-        borderaxespad=0.0,
-    )

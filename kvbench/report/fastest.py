@@ -1,0 +1,232 @@
+"""Who is the fastest where: a cell for each seq_len and block size, KV heads or batch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes as Panel
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from kvbench.analysis.fastest import fastest
+from kvbench.cases import ONCE_A_STEP, WHOLE_STEPS
+from kvbench.report.alternative import most_of
+from kvbench.report.frames import Key, framed
+from kvbench.report.palette import ink_on
+from kvbench.report.panels import chunks, named_settings, numbered, provenance
+from kvbench.report.setting import describe
+from kvbench.report.style import look, marker, styled
+from kvbench.results import RunInfo
+
+_GRID = ("block_size", "num_kv_heads")
+_WORDS = {"block_size": "block size", "num_kv_heads": "KV heads", "batch": "batch"}
+_MOST_COLUMNS = 16
+"""Of cells that have room for their numbers."""
+_CELL_IN = 0.42
+_PANEL_FRAME_IN = 0.32
+_AXIS_IN = 0.3
+_STRIP = 0.3
+"""Of a cell's height, what is the runner-up's."""
+_ONE_DECIMAL_FROM, _NO_DECIMALS_FROM = 1.095, 9.95
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The rows of one figure, as `analysis.fastest.fastest` gives them."""
+
+    name: str
+    """Distinguishes the figure's file; "" for the run's main one."""
+    subtitle: str
+    rank: tuple[int, int]
+    """As `panels.Outline.rank`."""
+    axis: str
+    """The field whose values are the lines of cells."""
+    panels: tuple[int, ...]
+    """Numbers of KV heads, of which each has a panel; none for a single panel of all rows."""
+    layers: int
+    rows: pd.DataFrame
+
+
+def fastest_pages(frame: pd.DataFrame, op: str, layers: int) -> list[Cells]:
+    """One page for each setting with two block sizes or numbers of KV heads, or batches, or more.
+
+    Args:
+        frame: Rows of a run.
+        op: The op.
+        layers: Layers of a step.
+    """
+    cells = fastest(frame, op, layers, "block_size")
+    if cells["winner"].nunique() + cells["runner_up"].nunique() == 0:
+        return []
+    found = list(_grids(cells, layers))
+    return [*found, *_batches(cells, layers, later=bool(found))]
+
+
+def _grids(cells: pd.DataFrame, layers: int) -> Iterator[Cells]:
+    free = ("seq_len", *_GRID)
+    values = {name: cells[name].to_numpy() for name in free}
+
+    def shows(places: npt.NDArray[np.intp]) -> bool:
+        counts = {name: len(np.unique(own[places])) for name, own in values.items()}
+        return counts["seq_len"] > 1 and max(counts[name] for name in _GRID) > 1
+
+    for stem, shared, far, places in named_settings(cells, free, shows):
+        rows = cells.take(places)
+        several = rows["block_size"].nunique() > 1
+        axis = "block_size" if several else "num_kv_heads"
+        heads = chunks(np.unique(rows["num_kv_heads"])) if several else [()]
+        for number, panels in enumerate(heads):
+            shown = rows[rows["num_kv_heads"].isin(panels)] if panels else rows
+            known = {**shared} if several else {**shared, "block_size": rows["block_size"].iloc[0]}
+            name = numbered(stem, number)
+            said = describe(known, ("head_dim",))
+            yield Cells(name, said, (far, number), axis, panels, layers, shown)
+
+
+def _batches(cells: pd.DataFrame, layers: int, *, later: bool) -> Iterator[Cells]:
+    free = ("seq_len", "batch", "lengths")
+    values = {name: cells[name].to_numpy() for name in free}
+
+    def shows(places: npt.NDArray[np.intp]) -> bool:
+        return all(len(np.unique(values[name][places])) > 1 for name in ("seq_len", "batch"))
+
+    for stem, shared, far, places in named_settings(cells, free, shows):
+        name = "-".join(filter(None, ("over-batch", stem))) if later else stem
+        said = describe({"lengths": "ragged", **shared}, ("head_dim",))
+        rows = cells.take(places)
+        yield Cells(name, said, (far, int(later)), "batch", (), layers, rows)
+
+
+def fastest_figure(page: Cells, op: str, info: RunInfo) -> Figure:
+    """Cells in the winner's colour with how many times what it takes the runner-up takes.
+
+    A strip below has the runner-up's colour. Where the interval of the ratio reaches down to 1 they
+    are tied: the cell is hatched, and says so.
+
+    Args:
+        page: The rows.
+        op: The op.
+        info: The run's device and date.
+    """
+    seq_lens = _shown(sorted({int(n) for n in page.rows["seq_len"]}))
+    left_out = page.rows["seq_len"].nunique() - len(seq_lens)
+    values = sorted({int(n) for n in page.rows[page.axis]})
+    footnote = (
+        f"{provenance(info, 'wall')}. In each cell the fastest, with the runner-up's cost over its "
+        "own (median ratio within rounds); in the strip below it the runner-up. Hatched: tied, the "
+        "95 % interval of the ratio reaches down to 1."
+    )
+    if left_out:
+        footnote += f" {left_out} of {left_out + len(seq_lens)} values of seq_len are left out."
+    panels = page.panels or (None,)
+    height = len(panels) * (_PANEL_FRAME_IN + len(values) * _CELL_IN) + _AXIS_IN
+    rows = page.rows[page.rows["seq_len"].isin(seq_lens)]
+    names = list(dict.fromkeys([*rows["winner"], *rows["runner_up"]]))
+    with styled():
+        keys = [_key(name) for name in names]
+        figure = framed(_title(op, page.layers), page.subtitle, footnote, height, keys)
+        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for panel, heads in zip(axes, panels, strict=True):
+            own = rows if heads is None else rows[rows["num_kv_heads"] == heads]
+            _draw(panel, own, page.axis, seq_lens, values)
+            if heads is not None:
+                panel.set_title(f"{heads} KV heads", loc="left")
+        axes[-1].set_xlabel("seq_len (tokens per sequence)")
+    return figure
+
+
+def fastest_alt(page: Cells, op: str) -> str:
+    """The figure in a sentence."""
+    tied = int(page.rows["tied"].sum())
+    return (
+        f"{_title(op, page.layers)} over seq_len and {_WORDS[page.axis]} ({page.subtitle}): of "
+        f"{len(page.rows):,} cells {most_of(page.rows['winner'])} as the fastest, {tied or 'none'} "
+        "of them tied with the next."
+    )
+
+
+def _title(op: str, layers: int) -> str:
+    if op in (*ONCE_A_STEP, *WHOLE_STEPS):
+        return f"{op}: the fastest, and by how much"
+    return f"{op}: the fastest in a step of {layers} layers, and by how much"
+
+
+def _shown(values: Sequence[int]) -> list[int]:
+    if len(values) <= _MOST_COLUMNS:
+        return list(values)
+    places = np.linspace(0, len(values) - 1, _MOST_COLUMNS).round().astype(int)
+    return [values[place] for place in places]
+
+
+def _key(name: str) -> Key:
+    own = look().colour(name)
+    label = name.partition(".")[2]
+    mark = Line2D([], [], marker=marker(name), color=ink_on(own), linestyle="none", markersize=4)
+    return Patch(facecolor=own, edgecolor=look().muted, linewidth=0.4, label=label), mark
+
+
+def _draw(
+    panel: Panel, rows: pd.DataFrame, axis: str, seq_lens: Sequence[int], values: Sequence[int]
+) -> None:
+    for _, row in rows.iterrows():
+        x, y = seq_lens.index(row["seq_len"]), values.index(row[axis])
+        _draw_cell(panel, x, y, row)
+    panel.set_xlim(-0.5, len(seq_lens) - 0.5)
+    panel.set_ylim(len(values) - 0.5, -0.5)  # the first above, as one reads
+    panel.set_xticks(range(len(seq_lens)), [f"{n:,}" for n in seq_lens])
+    panel.set_yticks(range(len(values)), [f"{n:,}" for n in values])
+    panel.set_ylabel(_WORDS[axis])
+    panel.tick_params(length=0)
+    panel.grid(visible=False)
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+
+
+def _draw_cell(panel: Panel, x: float, y: float, row: "pd.Series[Any]") -> None:
+    winner, runner_up = str(row["winner"]), str(row["runner_up"])
+    now = look()
+    own, next_own = now.colour(winner), now.colour(runner_up)
+    edge = now.background
+    bottom = y + 0.5 - _STRIP
+    panel.add_patch(
+        Rectangle(
+            (x - 0.5, y - 0.5),
+            1,
+            1 - _STRIP,
+            facecolor=own,
+            edgecolor=ink_on(own) if row["tied"] else edge,
+            hatch="////" if row["tied"] else None,
+            linewidth=0,
+        )
+    )
+    panel.add_patch(Rectangle((x - 0.5, bottom), 1, _STRIP, facecolor=next_own, linewidth=0))
+    panel.add_patch(
+        Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor=edge, linewidth=1.6)
+    )
+    middle = y - _STRIP / 2
+    text = "tied" if row["tied"] else _times(float(row["ratio"]))
+    panel.text(
+        x + 0.1,
+        middle,
+        text,
+        ha="center",
+        va="center",
+        fontsize=now.small_pt,
+        color=ink_on(own),
+        bbox={"facecolor": own, "edgecolor": "none", "pad": 0.8} if row["tied"] else None,
+    )
+    marks: dict[str, Any] = {"linestyle": "none", "markersize": 3.0}
+    panel.plot([x - 0.34], [middle], marker=marker(winner), color=ink_on(own), **marks)
+    panel.plot(
+        [x], [bottom + _STRIP / 2], marker=marker(runner_up), color=ink_on(next_own), **marks
+    )
+
+
+def _times(ratio: float) -> str:
+    if ratio >= _NO_DECIMALS_FROM:
+        return f"{ratio:.0f}x"
+    return f"{ratio:.1f}x" if ratio >= _ONE_DECIMAL_FROM else f"{ratio:.2f}x"
