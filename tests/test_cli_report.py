@@ -1,0 +1,104 @@
+"""`kvbench report`: what it writes, and where."""
+
+import functools
+import re
+
+import pytest
+from called import call, refused
+from made import contents, large_rows, result, run_folder, sweep_rows
+
+from kvbench.report import style
+from kvbench.store import ROWS_FILE, RUN_FILE
+
+
+@pytest.fixture
+def kvbench_(monkeypatch, capsys):
+    monkeypatch.setitem(style._RC, "savefig.dpi", 30)  # pictures that take no time
+    return functools.partial(call, monkeypatch, capsys)
+
+
+@pytest.fixture
+def made_run(tmp_path):
+    return run_folder(tmp_path / "run", sweep_rows(strategies=("loop", "slot_mapping")))
+
+
+def test_a_report_is_one_html_file_and_markdown_with_its_figures_and_rows(kvbench_, made_run):
+    before = contents(made_run)
+    ended = kvbench_("report", made_run)
+    assert (ended.code, ended.err) == (0, "")
+    after = contents(made_run)
+    assert {name: after.pop(name) for name in before} == before
+    plots = {name for name in after if name.startswith("plots/")}
+    assert set(after) == {"report.html", "report.md", "rows.csv", *plots}
+    text = after["report.md"].decode()
+    shown = re.findall(r"!\[(.+?)\]\((plots/[\w-]+\.png)\)", text)
+    assert {address for _, address in shown} == {name for name in plots if name.endswith(".png")}
+    assert len({alt for alt, _ in shown}) == len(shown)
+    last_lines = [line.rpartition("/")[2] for line in ended.out.splitlines() if "report." in line]
+    assert last_lines == ["report.md", "report.html"]
+
+
+@pytest.mark.parametrize(
+    ("only", "files"), [("html", {"report.html"}), ("markdown", {"report.md", "rows.csv"})]
+)
+def test_one_of_the_two_can_be_asked_for_elsewhere(kvbench_, made_run, tmp_path, only, files):
+    before = contents(made_run)
+    assert kvbench_("report", made_run, "--only", only, "-o", tmp_path / "to").code == 0
+    assert {n for n in contents(tmp_path / "to") if not n.startswith("plots/")} == files
+    assert contents(made_run) == before
+
+
+def test_the_same_run_has_the_same_report(kvbench_, made_run, tmp_path):
+    for name in ("a", "b"):
+        assert kvbench_("report", made_run, "--only", "html", "-o", tmp_path / name).code == 0
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_steps_of_another_depth_can_be_asked_for(kvbench_, made_run, tmp_path):
+    args = ["report", made_run, "--only", "markdown", "-o", tmp_path]
+    assert kvbench_(*args, "--layers", "7").code == 0
+    assert "prepare + 7 x run" in (tmp_path / "report.md").read_text()
+
+
+def test_a_run_without_a_time_has_a_report(kvbench_, tmp_path):
+    folder = run_folder(tmp_path / "run", [result("write.a", None, status="unsupported")])
+    ended = kvbench_("report", folder)
+    assert (ended.code, ended.err) == (0, "")
+    assert "No plots" in ended.out
+    assert "Nothing was timed" in (folder / "report.md").read_text()
+    assert "Nothing was timed" in (folder / "report.html").read_text()
+
+
+def test_a_run_of_a_gpu_s_clocks_and_many_settings_has_a_report(kvbench_, tmp_path):
+    rows = large_rows(24, seq_lens=(1, 64), block_sizes=(16,), kv_heads=(8,), samples=8)
+    folder = run_folder(tmp_path / "run", rows)
+    assert kvbench_("report", folder).code == 0
+    text = (folder / "report.md").read_text()
+    assert "enqueue" in text
+    assert "device" in text
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "rows.csv"])
+def test_a_file_that_can_not_be_written_is_one_line(kvbench_, made_run, name):
+    (made_run / name).mkdir()
+    ended = kvbench_("report", made_run)
+    assert ended.code == 2
+    (line,) = ended.err.splitlines()
+    assert name in line
+    assert "Is a directory" in line
+
+
+def test_what_is_no_run_is_refused(kvbench_, tmp_path):
+    refused(kvbench_("report", tmp_path), str(tmp_path))
+    refused(kvbench_("report", tmp_path / "none"), "none")
+
+
+def test_a_format_that_there_is_not_is_refused(kvbench_, made_run):
+    refused(kvbench_("report", made_run, "--only", "pdf"), "pdf", "html", "markdown")
+
+
+@pytest.mark.parametrize("name", [ROWS_FILE, RUN_FILE])
+def test_a_run_that_is_not_whole_is_refused(kvbench_, made_run, name):
+    (made_run / name).write_bytes(b"{}\n")
+    refused(kvbench_("report", made_run), name)
+    assert not (made_run / "report.html").exists()
