@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -41,7 +41,7 @@ from kvbench.options import (
     sweep_options,
 )
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS, get_preset
-from kvbench.report.palette import Style
+from kvbench.report.palette import STYLES, Style
 from kvbench.results import RETRIED, CacheState
 from kvbench.store import PLOTS_FOLDER, Run, has_run, reserve
 from kvbench.units import format_bytes, format_duration
@@ -668,7 +668,7 @@ def generate(
 )
 @click.option(
     "--style",
-    type=click.Choice(get_args(Style)),
+    type=click.Choice(STYLES),
     default="docs",
     show_default=True,
     help="docs: for a page on white. dark: for a dark one. paper: 7 inches wide, as PDF too, told "

@@ -174,7 +174,8 @@ def _draw(panel: Panel, rows: pd.DataFrame, names: Sequence[str]) -> None:
             filled = part(name if row["split"] or name != "call" else "both")
             panel.barh(y, width, 0.72, left=left, **filled)
             left += width
-        panel.plot([100], [y], marker="|", markersize=10, markeredgewidth=1.6, color=now.ink)
+        for width, own in ((3.2, now.background), (1.6, now.ink)):  # on any bar it is seen
+            panel.plot([100], [y], marker="|", markersize=10, markeredgewidth=width, color=own)
         said = format_seconds(float(row["median_s"]))
         if left > _MOST_SHARE:
             said += f" ({left:.0f} %)"

@@ -34,7 +34,7 @@ _STRIP = 0.3
 """Of a cell's height, what is the runner-up's."""
 _FRAME, _FRAME_UP = 0.055, 0.085
 """Of a cell's width and height: the frame that is left of a tied one."""
-_WORD_IN, _MARK_IN = 0.06, -0.16
+_WORD_IN, _MARK_IN = 0.05, -0.165
 """From a cell's middle to its number and its marker."""
 _ONE_DECIMAL_FROM, _NO_DECIMALS_FROM = 1.095, 9.95
 

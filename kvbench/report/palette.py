@@ -5,10 +5,11 @@ line needs a contrast of 3:1 to what is behind it. So many families can't all be
 everybody: markers, names at the ends of lines and widths do it as well.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 Style = Literal["docs", "paper", "dark"]
 """Where a plot is to be shown; see `style.styled`."""
+STYLES: tuple[Style, ...] = get_args(Style)
 
 LEAST_CONTRAST_OF_TEXT = 4.5
 """What WCAG 2 asks for at level AA of text that is not large."""
@@ -32,7 +33,7 @@ FAMILIES = {
     "gather": ("#2A9BD6", "#7FE0FF"),
     "blocks": ("#8A8A8A", "#8C8C8C"),
     "compile": ("#4B0092", "#A873FF"),
-    "native": ("#000000", "#FFFFFF"),
+    "native": ("#000000", "#F0F0F0"),
     "cuda": ("#5F6B00", "#A8A832"),
     "streams": ("#7C6BC9", "#B7A6F2"),
     # Ways of an attention alone.
