@@ -2,13 +2,13 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from kvbench.console import load_run, out, say
 from kvbench.errors import StoreError
-from kvbench.report.palette import Style
+from kvbench.report.palette import STYLES, Style
 from kvbench.store import PLOTS_FOLDER, Run
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` waits for neither pandas nor matplotlib
@@ -36,7 +36,7 @@ TABLE_FILE = "rows.csv"
 )
 @click.option(
     "--style",
-    type=click.Choice(get_args(Style)),
+    type=click.Choice(STYLES),
     default="docs",
     show_default=True,
     help="docs: for a page on white. dark: for a dark one. paper: 7 inches wide, as PDF too, told "

@@ -101,7 +101,9 @@ def chart(page: Page, name: str) -> Locator:
     """A chart, drawn."""
     figure = page.locator(f"figure#{name}")
     figure.scroll_into_view_if_needed()
-    expect(figure.locator(".plot .main-svg").first.or_(figure.locator(".why:visible"))).to_be_attached()
+    expect(
+        figure.locator(".plot .main-svg").first.or_(figure.locator(".why:visible"))
+    ).to_be_attached()
     return figure
 
 
@@ -129,7 +131,9 @@ def choose(figure: Locator, label: str, option: str) -> None:
 
 
 def overflow(page: Page) -> int:
-    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
 
 
 def assert_accessible(page: Page) -> None:
@@ -372,9 +376,10 @@ def test_a_view_can_be_shared_by_its_address(opened):
     behind = "#" + page.url.partition("#")[2]
     assert behind.startswith("#write-launch-overhead?")
     again = chart(opened("gpu", behind=behind), "write-launch-overhead")
-    assert again.get_by_label("block_size", exact=True).evaluate(
-        "s => s.selectedOptions[0].text"
-    ) == "64"
+    assert (
+        again.get_by_label("block_size", exact=True).evaluate("s => s.selectedOptions[0].text")
+        == "64"
+    )
     assert "write.loop" not in lines(again)
     assert lines(again).keys() == lines(figure).keys()
 
@@ -568,7 +573,9 @@ def test_on_paper_all_charts_are_drawn_and_nothing_is_to_press(opened):
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     for figure in page.locator("figure.chart").all():
-        expect(figure.locator(".plot .main-svg").first.or_(figure.locator(".why:visible"))).to_be_attached()
+        expect(
+            figure.locator(".plot .main-svg").first.or_(figure.locator(".why:visible"))
+        ).to_be_attached()
     expect(page.locator("button:visible")).to_have_count(0)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 

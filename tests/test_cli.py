@@ -21,7 +21,7 @@ from kvbench.analysis.frame import to_frame
 from kvbench.axes import AXES, Axes, expand_all
 from kvbench.cases import CACHE_DTYPES, DTYPE_BYTES, KV_SCALES, LAYOUTS
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS
-from kvbench.report import plots, save, style
+from kvbench.report import palette, plots, save, style
 from kvbench.store import ROWS_FILE, RUN_FILE, load
 from kvbench.strategies import registry
 from kvbench.sweep import runner
@@ -204,7 +204,7 @@ def test_run_measures_ranks_plots_and_says_where(kvbench_, tmp_path):
     plots = {
         f"plots/{op}-{kind}.{ending}"
         for op in ("write", "read")
-        for kind in ("launch-overhead", "speedup")
+        for kind in ("launch-overhead", "bandwidth", "speedup", "layers")
         for ending in ("png", "svg")
     }
     assert set(contents(folder)) == {RUN_FILE, ROWS_FILE, *plots}
@@ -392,15 +392,33 @@ def test_plot_draws_into_the_run(kvbench_, made_run):
     ended = kvbench_("plot", made_run)
     assert (ended.code, ended.err) == (0, "")
     files = [name for name in contents(made_run) if name.startswith("plots/")]
-    assert len(files) == 8
+    assert len(files) == 16
     assert sorted(ended.out.split()) == sorted(str(made_run / name) for name in files)
+
+
+def test_another_style_is_drawn_into_a_folder_of_its_own(kvbench_, made_run):
+    before = contents(made_run)
+    ended = kvbench_("plot", made_run, "--style", "paper")
+    assert (ended.code, ended.err) == (0, "")
+    after = contents(made_run)
+    drawn = {name.removeprefix("plots-paper/") for name in after.keys() - before.keys()}
+    names = {
+        f"{op}-{kind}"
+        for op in ("write", "read")
+        for kind in ("launch-overhead", "bandwidth", "speedup", "layers")
+    }
+    assert drawn == {f"{name}.{end}" for name in names for end in ("png", "svg", "pdf", "txt")}
+    assert sorted(ended.out.split()) == sorted(str(made_run / "plots-paper" / n) for n in drawn)
+    caption = after["plots-paper/write-bandwidth.txt"].decode()
+    assert caption.startswith("Writing K/V into a paged cache: bandwidth\n")
+    assert "Made CPU" in caption
 
 
 def test_plot_draws_into_another_folder_and_leaves_the_run_alone(kvbench_, made_run, tmp_path):
     before = contents(made_run)
     ended = kvbench_("plot", made_run, "-o", tmp_path / "else" / "where")
     assert (ended.code, ended.err) == (0, "")
-    assert len(contents(tmp_path / "else" / "where")) == 8
+    assert len(contents(tmp_path / "else" / "where")) == 16
     assert contents(made_run) == before
 
 
@@ -416,7 +434,8 @@ def saved(monkeypatch):
     """Names of the figures that would have been saved; each is gone when the next one is."""
     names, figures = [], []
 
-    def keep(figure, folder, name):
+    def keep(figure, folder, name, style):
+        assert style in palette.STYLES
         gc.collect()
         assert [ref() for ref in figures if ref() is not None] == []
         figures.append(weakref.ref(figure))
@@ -430,24 +449,28 @@ def saved(monkeypatch):
 def test_figures_of_a_large_run_that_are_left_out_are_said(
     kvbench_, large_run, saved, monkeypatch, tmp_path
 ):
-    few = functools.partial(plots.most_telling, most_panels=8)
+    few = functools.partial(plots.most_telling, most_panels=20)
     monkeypatch.setattr(plots, "most_telling", few)
     total = len(plots.sketches(to_frame(load(large_run).results), load(large_run).info))
     ended = kvbench_("plot", large_run)
     assert (ended.code, ended.err) == (0, "")
     assert saved == [
-        f"{op}-{kind}" for op in ("write", "read") for kind in ("launch-overhead", "speedup")
+        f"{op}-{kind}"
+        for op in ("write", "read")
+        for kind in ("launch-overhead", "bandwidth", "speedup", "layers")
     ]
     *paths, last = ended.out.splitlines()
     assert paths == [
         str(large_run / "plots" / f"{name}.{ending}") for name in saved for ending in ("png", "svg")
     ]
     assert last == (
-        f"{total - 4} of {total} figures are left out, those farthest from a case's defaults; "
+        f"{total - 8} of {total} figures are left out, those farthest from a case's defaults; "
         f"`kvbench plot {large_run} --all` draws all"
     )
     elsewhere = tmp_path / "else where"
     assert f"--all -o '{elsewhere}'` draws all" in kvbench_("plot", large_run, "-o", elsewhere).out
+    dark = kvbench_("plot", large_run, "--style", "dark").out
+    assert f"`kvbench plot {large_run} --all --style dark` draws all" in dark
 
 
 def test_all_figures_of_a_large_run_are_drawn_one_at_a_time_when_asked_for(
@@ -493,6 +516,7 @@ BAD_INPUTS = {
     "seed": (("run", "--seed", "-1"), ("--seed", "-1")),
     "no run": (("rank",), ("RUN",)),
     "missing run": (("rank", "results/nowhere"), ("'results/nowhere'", RUN_FILE)),
+    "style": (("plot", "x", "--style", "drak"), ("--style", "'drak'", "docs", "paper", "dark")),
     "missing run to plot": (("plot", "nowhere:100:"), ("'nowhere:100:'", RUN_FILE)),
     "missing file": (("run", "--load", "mine.py"), ("'mine.py'", "a Python file")),
     "missing file of a check": (("check", "--load", "mine.py"), ("'mine.py'",)),

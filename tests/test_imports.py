@@ -122,14 +122,13 @@ def test_a_run_opens_and_is_drawn_without_torch(run, tmp_path):
     assert figures == [
         f"{name}.png {name}.svg"
         for name in (
-            "write-launch-overhead",
-            "write-speedup",
-            "read-launch-overhead",
-            "read-speedup",
+            f"{op}-{kind}"
+            for op in ("write", "read")
+            for kind in ("launch-overhead", "bandwidth", "speedup", "layers")
         )
     ]
     assert modules == "[]"
-    assert len(contents(tmp_path / "plots")) == 8
+    assert len(contents(tmp_path / "plots")) == 16
 
 
 COMMAND = """

@@ -22,6 +22,7 @@ from kvbench.cases import OPS
 from kvbench.errors import StoreError
 from kvbench.report import progress
 from kvbench.report.curves import launch_overhead_figure
+from kvbench.report.palette import legible
 from kvbench.report.panels import pages, spread
 from kvbench.report.plots import figures, most_telling, sketches
 from kvbench.report.progress import Meter
@@ -174,8 +175,8 @@ def test_every_line_is_named_at_its_end():
         ["loop (2/token)", "indexing (7)", "slot_mapping (2)", "prepare", "copy, 12.0 GB/s"]
     )
     by_name = {text.get_text(): to_hex(text.get_color()).upper() for text in panel.texts}
-    assert by_name["loop (2/token)"] == colour("write.loop")
-    assert by_name["prepare"] == colour("write.slot_mapping")
+    for name, strategy in (("loop (2/token)", "write.loop"), ("prepare", "write.slot_mapping")):
+        assert by_name[name] == legible(colour(strategy), "#FFFFFF")
 
 
 def test_many_lines_make_a_panel_taller_and_keep_their_names_within_it():
@@ -280,14 +281,25 @@ def test_the_cpu_cache_is_marked_where_the_bytes_outgrow_it(cache, device, marke
 def test_a_run_has_curves_for_each_op_and_speed_ups_where_the_loop_was_timed():
     rows = [*sweep_rows(), *sweep_rows(op="read", strategies=("indexing",))]
     found = dict(figures(to_frame(rows), run_info()))
-    assert list(found) == ["write-launch-overhead", "write-speedup", "read-launch-overhead"]
+    assert list(found) == [
+        "write-launch-overhead",
+        "write-bandwidth",
+        "write-speedup",
+        "write-layers",
+        "read-launch-overhead",
+        "read-bandwidth",
+    ]
 
 
 def test_a_run_of_few_panels_draws_all_it_has():
     rows = [*sweep_rows(), *sweep_rows(seq_lens=(1, 8), dtype="fp32", strategies=("loop",))]
     found = sketches(to_frame(rows), run_info())
     assert most_telling(found) == found
-    assert [sketch.panels for sketch in found] == [1] * 4
+    assert {sketch.name: sketch.panels for sketch in found} == {
+        **{f"write-{kind}": 1 for kind in ("launch-overhead", "bandwidth", "speedup")},
+        **{f"write-{kind}-dtype-fp32": 1 for kind in ("launch-overhead", "bandwidth", "speedup")},
+        "write-layers": 3,
+    }
 
 
 def many_settings():
@@ -303,7 +315,8 @@ def many_settings():
 
 
 def test_of_many_figures_the_main_ones_come_first_then_those_nearest_to_the_defaults():
-    found = sketches(to_frame(many_settings()), run_info())
+    every = sketches(to_frame(many_settings()), run_info())
+    found = [sketch for sketch in every if sketch.kind in {"launch-overhead", "speedup"}]
     assert len(found) == 2 * 2 * 12
     names = [sketch.name for sketch in found]
 
@@ -341,8 +354,11 @@ def test_figures_of_other_settings_have_names_that_say_them():
     assert [name for name, _ in figures(to_frame(rows), run_info())] == [
         "write-launch-overhead",
         "write-launch-overhead-dtype-fp32",
+        "write-bandwidth",
+        "write-bandwidth-dtype-fp32",
         "write-speedup",
         "write-speedup-dtype-fp32",
+        "write-layers",
     ]
 
 
@@ -363,7 +379,8 @@ def test_speed_ups_are_drawn_as_they_are():
 def test_an_empty_batch_of_tokens_can_be_drawn():
     # `-a seq_len=0,1,8` is a sweep like any other; 0 has no place on a logarithmic axis.
     found = dict(figures(to_frame(sweep_rows(seq_lens=(0, 1, 8, 64))), run_info()))
-    assert set(found) == {"write-launch-overhead", "write-speedup"}
+    kinds = ("launch-overhead", "bandwidth", "speedup", "layers")
+    assert set(found) == {f"write-{kind}" for kind in kinds}
 
 
 def test_query_heads_do_not_mix_in_one_line():

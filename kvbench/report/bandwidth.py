@@ -90,8 +90,8 @@ def _draw(panel: Panel, rows: pd.DataFrame, info: RunInfo) -> Ends:
     if len(sizes):
         x = sizes["seq_len"].to_numpy(dtype=float)
         copy = info.copy_bandwidth.bytes_per_s
-        own = look().floor
-        panel.plot([x[0], x[-1]], [copy / GB] * 2, color=own, linestyle="--", linewidth=1.1)
-        ends.append((x[-1], copy / GB, f"copy, {format_bandwidth(copy)}", own))
-        mark_cache(panel, x, sizes["least_bytes"].to_numpy(dtype=float), info)
+        floor = look().floor
+        panel.plot([x[0], x[-1]], [copy / GB] * 2, color=floor, linestyle="--", linewidth=1.1)
+        ends.append((x[-1], copy / GB, f"copy, {format_bandwidth(copy)}", floor))
+        mark_cache(panel, x, sizes["least_bytes"].to_numpy(dtype=float), info, below=True)
     return ends

@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 
 from kvbench.analysis.breakdown import broken_down
 from kvbench.analysis.fit import Refusal
+from kvbench.analysis.frame import timed
 from kvbench.report.frames import framed
 from kvbench.report.layers import few
 from kvbench.report.panels import named_settings, provenance
@@ -43,6 +44,8 @@ class BreakdownPage:
     seq_lens: tuple[int, ...]
     rows: pd.DataFrame
     refused: tuple[Refusal, ...]
+    uncounted: tuple[str, ...]
+    """Strategies that were timed, of whose launches nothing is known."""
 
 
 def breakdown_pages(frame: pd.DataFrame, op: str) -> Iterator[BreakdownPage]:
@@ -53,6 +56,10 @@ def breakdown_pages(frame: pd.DataFrame, op: str) -> Iterator[BreakdownPage]:
         op: The op.
     """
     parts, refused = broken_down(frame, op)
+    runs = timed(frame[frame["op"] == op])
+    uncounted = tuple(
+        sorted(set(runs["strategy"]) - set(runs.dropna(subset="launches")["strategy"]))
+    )
     seq_lens = parts["seq_len"].to_numpy()
 
     def shows(places: npt.NDArray[np.intp]) -> bool:
@@ -63,7 +70,7 @@ def breakdown_pages(frame: pd.DataFrame, op: str) -> Iterator[BreakdownPage]:
         sizes = few(own["seq_len"])
         shown = own[own["seq_len"].isin(sizes)]
         subtitle = describe(shared, ("head_dim",))
-        yield BreakdownPage(stem, subtitle, (far, 0), sizes, shown, refused)
+        yield BreakdownPage(stem, subtitle, (far, 0), sizes, shown, refused, uncounted)
 
 
 def breakdown_figure(page: BreakdownPage, op: str, info: RunInfo) -> Figure:
@@ -84,11 +91,13 @@ def breakdown_figure(page: BreakdownPage, op: str, info: RunInfo) -> Figure:
     )
     if not page.rows["split"].all():
         footnote += (
-            f" {_PARTS['call']} + launches: each call launches as much, so the two can't be told "
-            "apart."
+            " Where every call launches as much, the two can't be told apart and are one part."
         )
     if page.refused:
         footnote += f" Not fitted: {reasons(page.refused)}."
+    if page.uncounted:
+        unknown = ", ".join(name.partition(".")[2] for name in page.uncounted)
+        footnote += f" Launches not counted: {unknown}."
     names = _fastest_first(page)
     with styled():
         height = max(_LEAST_IN, len(names) * _BAR_IN + _FRAME_IN)
@@ -165,7 +174,8 @@ def _draw(panel: Panel, rows: pd.DataFrame, names: Sequence[str]) -> None:
             filled = part(name if row["split"] or name != "call" else "both")
             panel.barh(y, width, 0.72, left=left, **filled)
             left += width
-        panel.plot([100], [y], marker="|", markersize=10, markeredgewidth=1.6, color=now.ink)
+        for width, own in ((3.2, now.background), (1.6, now.ink)):  # on any bar it is seen
+            panel.plot([100], [y], marker="|", markersize=10, markeredgewidth=width, color=own)
         said = format_seconds(float(row["median_s"]))
         if left > _MOST_SHARE:
             said += f" ({left:.0f} %)"

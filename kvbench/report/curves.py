@@ -119,10 +119,19 @@ def _draw(
     return ends
 
 
-def mark_cache(panel: Panel, seq_lens: Floats, nbytes: Floats, info: RunInfo) -> None:
+def mark_cache(
+    panel: Panel, seq_lens: Floats, nbytes: Floats, info: RunInfo, *, below: bool = False
+) -> None:
     """Mark where the bytes of a call outgrow the CPU's cache.
 
     Left of it, beating the copy is expected: the copy goes to memory.
+
+    Args:
+        panel: With lines over seq_len.
+        seq_lens: Ascending.
+        nbytes: Of a call of each.
+        info: The run's cache and device.
+        below: Whether the words are at the panel's bottom: where lines pass by its top.
     """
     cache = info.environment.last_level_cache_bytes
     if cache is None or info.environment.device != "cpu":
@@ -133,11 +142,11 @@ def mark_cache(panel: Panel, seq_lens: Floats, nbytes: Floats, info: RunInfo) ->
     panel.axvline(edge, color=look().floor, linewidth=0.8, linestyle=(0, (1, 2)))
     panel.text(
         edge,
-        0.985,
+        0.015 if below else 0.985,
         f"fits {format_bytes(cache)} cache ",
         transform=panel.get_xaxis_transform(),
         ha="right",
-        va="top",
+        va="bottom" if below else "top",
         fontsize=look().small_pt,
         color=look().floor,
     )

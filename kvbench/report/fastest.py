@@ -11,6 +11,7 @@ from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.transforms import Transform, offset_copy
 
 from kvbench.analysis.fastest import fastest
 from kvbench.cases import ONCE_A_STEP, WHOLE_STEPS
@@ -31,6 +32,10 @@ _PANEL_FRAME_IN = 0.32
 _AXIS_IN = 0.3
 _STRIP = 0.3
 """Of a cell's height, what is the runner-up's."""
+_FRAME, _FRAME_UP = 0.055, 0.085
+"""Of a cell's width and height: the frame that is left of a tied one."""
+_WORD_IN, _MARK_IN = 0.05, -0.165
+"""From a cell's middle to its number and its marker."""
 _ONE_DECIMAL_FROM, _NO_DECIMALS_FROM = 1.095, 9.95
 
 
@@ -88,15 +93,15 @@ def _grids(cells: pd.DataFrame, layers: int) -> Iterator[Cells]:
 
 
 def _batches(cells: pd.DataFrame, layers: int, *, later: bool) -> Iterator[Cells]:
-    free = ("seq_len", "batch", "lengths")
+    free = ("seq_len", "batch")
     values = {name: cells[name].to_numpy() for name in free}
 
     def shows(places: npt.NDArray[np.intp]) -> bool:
-        return all(len(np.unique(values[name][places])) > 1 for name in ("seq_len", "batch"))
+        return all(len(np.unique(own[places])) > 1 for own in values.values())
 
     for stem, shared, far, places in named_settings(cells, free, shows):
         name = "-".join(filter(None, ("over-batch", stem))) if later else stem
-        said = describe({"lengths": "ragged", **shared}, ("head_dim",))
+        said = describe(shared, ("head_dim",))
         rows = cells.take(places)
         yield Cells(name, said, (far, int(later)), "batch", (), layers, rows)
 
@@ -105,7 +110,7 @@ def fastest_figure(page: Cells, op: str, info: RunInfo) -> Figure:
     """Cells in the winner's colour with how many times what it takes the runner-up takes.
 
     A strip below has the runner-up's colour. Where the interval of the ratio reaches down to 1 they
-    are tied: the cell is hatched, and says so.
+    are tied: the cell is hollow, and says so.
 
     Args:
         page: The rows.
@@ -117,7 +122,7 @@ def fastest_figure(page: Cells, op: str, info: RunInfo) -> Figure:
     values = sorted({int(n) for n in page.rows[page.axis]})
     footnote = (
         f"{provenance(info, 'wall')}. In each cell the fastest, with the runner-up's cost over its "
-        "own (median ratio within rounds); in the strip below it the runner-up. Hatched: tied, the "
+        "own (median ratio within rounds); in the strip below it the runner-up. Hollow: tied, the "
         "95 % interval of the ratio reaches down to 1."
     )
     if left_out:
@@ -143,9 +148,9 @@ def fastest_alt(page: Cells, op: str) -> str:
     """The figure in a sentence."""
     tied = int(page.rows["tied"].sum())
     return (
-        f"{_title(op, page.layers)} over seq_len and {_WORDS[page.axis]} ({page.subtitle}): of "
-        f"{len(page.rows):,} cells {most_of(page.rows['winner'])} as the fastest, {tied or 'none'} "
-        "of them tied with the next."
+        f"{_title(op, page.layers)}: cells over seq_len and {_WORDS[page.axis]} "
+        f"({page.subtitle}), of {len(page.rows):,} cells {most_of(list(page.rows['winner']))}, "
+        f"{tied or 'none'} of them tied with the next."
     )
 
 
@@ -187,43 +192,52 @@ def _draw(
 
 
 def _draw_cell(panel: Panel, x: float, y: float, row: "pd.Series[Any]") -> None:
-    winner, runner_up = str(row["winner"]), str(row["runner_up"])
+    winner, runner_up, tied = str(row["winner"]), str(row["runner_up"]), bool(row["tied"])
     now = look()
     own, next_own = now.colour(winner), now.colour(runner_up)
-    edge = now.background
-    bottom = y + 0.5 - _STRIP
-    panel.add_patch(
-        Rectangle(
-            (x - 0.5, y - 0.5),
-            1,
-            1 - _STRIP,
-            facecolor=own,
-            edgecolor=ink_on(own) if row["tied"] else edge,
-            hatch="////" if row["tied"] else None,
-            linewidth=0,
+    behind = now.background if tied else own
+    top, bottom = y - 0.5, y + 0.5 - _STRIP
+    boxes = (
+        (top, 1 - _STRIP, own),
+        (bottom, _STRIP, next_own),
+    )
+    for start, height, filled in boxes:
+        panel.add_patch(Rectangle((x - 0.5, start), 1, height, facecolor=filled, linewidth=0))
+    if tied:
+        panel.add_patch(
+            Rectangle(
+                (x - 0.5 + _FRAME, top + _FRAME_UP),
+                1 - 2 * _FRAME,
+                1 - _STRIP - 2 * _FRAME_UP,
+                facecolor=behind,
+                linewidth=0,
+            )
         )
-    )
-    panel.add_patch(Rectangle((x - 0.5, bottom), 1, _STRIP, facecolor=next_own, linewidth=0))
     panel.add_patch(
-        Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor=edge, linewidth=1.6)
+        Rectangle((x - 0.5, top), 1, 1, facecolor="none", edgecolor=now.background, linewidth=1.6)
     )
-    middle = y - _STRIP / 2
-    text = "tied" if row["tied"] else _times(float(row["ratio"]))
+    middle, ink = y - _STRIP / 2, ink_on(behind)
     panel.text(
-        x + 0.1,
+        x,
         middle,
-        text,
+        "tied" if tied else _times(float(row["ratio"])),
+        transform=_beside(panel, _WORD_IN),
         ha="center",
-        va="center",
+        va="center_baseline",
         fontsize=now.small_pt,
-        color=ink_on(own),
-        bbox={"facecolor": own, "edgecolor": "none", "pad": 0.8} if row["tied"] else None,
+        color=ink,
     )
     marks: dict[str, Any] = {"linestyle": "none", "markersize": 3.0}
-    panel.plot([x - 0.34], [middle], marker=marker(winner), color=ink_on(own), **marks)
-    panel.plot(
-        [x], [bottom + _STRIP / 2], marker=marker(runner_up), color=ink_on(next_own), **marks
-    )
+    at = _beside(panel, _MARK_IN)
+    panel.plot([x], [middle], marker=marker(winner), color=ink, transform=at, **marks)
+    ink = ink_on(next_own)
+    panel.plot([x], [bottom + _STRIP / 2], marker=marker(runner_up), color=ink, **marks)
+
+
+def _beside(panel: Panel, inches: float) -> Transform:
+    """Where data are, so many inches right of it, however wide a cell is."""
+    figure: Any = panel.figure
+    return offset_copy(panel.transData, figure, x=inches, units="inches")
 
 
 def _times(ratio: float) -> str:

@@ -43,7 +43,8 @@ def framed(
     figure.set_label(f"{title}\n{subtitle}\n{footnote}")  # which is drawn nowhere
     heading = "\n".join([*_filled(title, now.heading_pt), *_filled(subtitle, now.heading_pt)])
     remark = "\n".join(_filled(footnote, now.small_pt))
-    head_in = _height_in(heading, now.heading_pt) if now.headed else 0.0
+    top_in = _MARGIN_IN if keys else 0.0
+    head_in = _height_in(heading, now.heading_pt) if now.headed else top_in
     foot_in = _height_in(remark, now.small_pt) if now.headed else 0.0
     # Measured at the width it is drawn at; how high the figure is then changes nothing of it.
     legend_in = _add_legend(figure, keys) if keys else 0.0

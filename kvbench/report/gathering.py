@@ -123,7 +123,8 @@ def _draw(panel: Panel, rows: pd.DataFrame, others: Sequence[str]) -> None:
         share = float(reference["share"])
         panel.bar(left, 100 * share, width, **part("gather"))
         panel.bar(left, 100 * (1 - share), width, bottom=100 * share, **part("attention"))
-        _number(panel, left, 100 * share, part("gather")["facecolor"])
+        gathered, rest = (part(name)["facecolor"] for name in ("gather", "attention"))
+        _number(panel, left, 100 * share, gathered, rest)
         labels.append(f"{context:,}\n{format_seconds(reference['median_s'])}")
         for number, name in enumerate(others, 1):
             if name not in here.index:
@@ -132,16 +133,25 @@ def _draw(panel: Panel, rows: pd.DataFrame, others: Sequence[str]) -> None:
             middle, low, high = (100 * float(own[f"ratio{end}"]) for end in ("", "_low", "_high"))
             panel.bar(x, middle, width, **bar_of(name))
             panel.errorbar(x, middle, [[middle - low], [high - middle]], color="#808080", lw=0.8)
-            _number(panel, x, middle, look().colour(name))
+            _number(panel, x, middle, look().colour(name), look().background)
     panel.set_xticks(range(len(contexts)), labels)
     panel.grid(visible=False, axis="x")
     panel.set_axisbelow(True)
 
 
-def _number(panel: Panel, x: float, height: float, behind: str) -> None:
-    """Write a bar's height into it, or above it where it is low."""
+def _number(panel: Panel, x: float, height: float, own: str, above: str) -> None:
+    """Write a bar's height into it, or above it where it is low.
+
+    Args:
+        panel: The panel.
+        x: The bar's middle.
+        height: Its own.
+        own: Its colour.
+        above: The colour of what is above it.
+    """
     inside = height >= _ROOM
-    plain = {"facecolor": behind, "edgecolor": "none", "pad": 1.0}
+    behind = own if inside else above
+    hatched = look().patterned and behind != look().background
     panel.text(
         x,
         height / 2 if inside else height + 1,
@@ -149,6 +159,6 @@ def _number(panel: Panel, x: float, height: float, behind: str) -> None:
         ha="center",
         va="center" if inside else "bottom",
         fontsize=look().small_pt,
-        color=ink_on(behind) if inside else look().ink,
-        bbox=plain if inside and look().patterned else None,
+        color=ink_on(behind),
+        bbox={"facecolor": behind, "edgecolor": "none", "pad": 1.0} if hatched else None,
     )

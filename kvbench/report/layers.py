@@ -30,6 +30,7 @@ from kvbench.units import MICROSECONDS_PER_SECOND as US
 from kvbench.units import format_seconds
 
 LAYERS = tuple(2**n for n in range(8))
+_TICKS = (1, 2, 8, 32, 128)
 _FRAME_IN = 0.6
 _LEAST_IN = 2.4
 _FLAT = 1.5
@@ -127,6 +128,7 @@ def layers_figure(page: LayersPage, op: str, info: RunInfo) -> Figure:
             ends = _draw(panel, costs[costs["seq_len"] == seq_len])
             _not_too_flat(panel)
             log_axes(panel, LAYERS)
+            panel.set_xticks(_TICKS, [str(n) for n in _TICKS])
             panel.set_title(f"seq_len {seq_len:,}", loc="left")
             panel.set_xlabel("layers L of a step")
             drawn.append((panel, ends))

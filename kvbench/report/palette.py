@@ -5,10 +5,14 @@ line needs a contrast of 3:1 to what is behind it. So many families can't all be
 everybody: markers, names at the ends of lines and widths do it as well.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 Style = Literal["docs", "paper", "dark"]
 """Where a plot is to be shown; see `style.styled`."""
+STYLES: tuple[Style, ...] = get_args(Style)
+
+LEAST_CONTRAST_OF_TEXT = 4.5
+"""What WCAG 2 asks for at level AA of text that is not large."""
 
 BACKGROUNDS = ("#FFFFFF", "#16191D")
 """Light and dark, as in each pair below."""
@@ -21,15 +25,15 @@ FAMILIES = {
     "indexing": ("#0072B2", "#4AA8FF"),
     "slot_mapping": ("#009E73", "#2EC495"),
     "triton": ("#CC6FA4", "#F08CC4"),
-    "block_slices": ("#6B2C00", "#B8693C"),
+    "block_slices": ("#6B2C00", "#C97C4C"),
     "index_put": ("#00574A", "#8FE3C8"),
     "index_copy": ("#A67C00", "#FFCF4D"),
     "index_select": ("#A67C00", "#FFCF4D"),
     "scatter": ("#2A9BD6", "#7FE0FF"),
     "gather": ("#2A9BD6", "#7FE0FF"),
     "blocks": ("#8A8A8A", "#8C8C8C"),
-    "compile": ("#4B0092", "#9A5CFF"),
-    "native": ("#000000", "#FFFFFF"),
+    "compile": ("#4B0092", "#A873FF"),
+    "native": ("#000000", "#F0F0F0"),
     "cuda": ("#5F6B00", "#A8A832"),
     "streams": ("#7C6BC9", "#B7A6F2"),
     # Ways of an attention alone.
@@ -114,6 +118,21 @@ def contrast(one: str, other: str) -> float:
     """The contrast of two colours as WCAG 2 defines it, 1 (none) to 21 (black on white)."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
+
+
+def legible(colour: str, background: str) -> str:
+    """A colour that text can have: mixed with black or white as far as it needs for 4.5:1."""
+    ink = ink_on(background)
+    for share in range(0, 100, 5):
+        mixed = _mixed(colour, ink, share / 100)
+        if contrast(mixed, background) >= LEAST_CONTRAST_OF_TEXT:
+            return mixed
+    return ink
+
+
+def _mixed(colour: str, other: str, share: float) -> str:
+    pairs = ((int(colour[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5))
+    return "#" + "".join(f"{round(one + share * (two - one)):02X}" for one, two in pairs)
 
 
 def ink_on(colour: str) -> str:

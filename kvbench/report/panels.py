@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullFormatter,
 
 from kvbench.analysis.frame import settings_of, unusual
 from kvbench.report.frames import framed
+from kvbench.report.palette import legible
 from kvbench.report.setting import describe
 from kvbench.report.style import line, look
 from kvbench.results import RunInfo
@@ -289,11 +290,20 @@ def label_ends(panel: Panel, ends: Ends) -> None:
         heights[i] = min(heights[i], ceiling)
         ceiling = heights[i] - gap
     for (x, y, text, colour), height in zip(spots, heights, strict=True):
-        at = {"transform": panel.transAxes, "color": colour}
-        panel.text(x + 0.025, height, text, fontsize=look().name_pt, va="center", **at)
+        panel.text(
+            x + 0.025,
+            height,
+            text,
+            transform=panel.transAxes,
+            color=legible(colour, look().background),
+            fontsize=look().name_pt,
+            va="center",
+        )
         # An annotation's arrow would be cut by the label's box, curve by curve, at every drawing.
         leader = Path([(x, y), (x + 0.02, height)])
-        panel.add_artist(PathPatch(leader, linewidth=0.5, clip_on=False, **at))
+        panel.add_artist(
+            PathPatch(leader, linewidth=0.5, clip_on=False, transform=panel.transAxes, color=colour)
+        )
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:

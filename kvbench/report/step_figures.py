@@ -34,7 +34,7 @@ _AMORTISED = "Decode steps of a model: what a step's index costs each layer"
 _PARTS = ("prepare", "write", "attend")
 _LINES_IN = 3.0
 _COLUMNS = 4
-_PANEL_IN = 1.75
+_PANEL_IN = 1.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ def amortisation_alt(page: StepPage) -> str:
     few, many = (shares[layers == end].median() for end in (layers.min(), layers.max()))
     return (
         f"{_AMORTISED}, stacked bars over layers for {len(page.panels)} pairs ({page.subtitle}): "
-        f"prepare is {100 * few:.0f} % of prepare, write and attend at {layers.min()} layers and "
-        f"{100 * many:.0f} % at {layers.max()}, in the median of the pairs."
+        f"prepare is {100 * few:.0f} % of prepare, write and attend for layers={layers.min()} "
+        f"and {100 * many:.0f} % for layers={layers.max()}, in the median of the pairs."
     )
 
 
@@ -183,7 +183,7 @@ def amortisation_figure(page: StepPage, info: RunInfo) -> Figure:
             write, plus, attend = str(strategy).partition(".")[2].partition("+")
             panel.set_title(f"{write}\n{plus}{attend}", loc="left", fontsize=look().name_pt)
         for panel in axes[::columns]:
-            panel.set_ylabel("µs per token")
+            panel.set_ylabel("µs per token\nand layer")
         for panel in axes[max(len(page.panels) - columns, 0) : len(page.panels)]:
             panel.set_xlabel("layers")
     return figure

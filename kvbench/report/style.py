@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import matplotlib as mpl
 
@@ -27,8 +27,6 @@ from kvbench.report.palette import (
     Style,
     ink_on,
 )
-
-STYLES: tuple[Style, ...] = get_args(Style)
 
 FLOOR_COLOUR = FLOORS[0]
 
