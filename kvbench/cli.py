@@ -298,6 +298,7 @@ def _sweep_fleet(
 
 def _report(folders: Iterable[Path], layers: int) -> None:
     """Tables and plots of runs; exit code 1 if a strategy was wrong or failed."""
+    from kvbench.report.machine import doubt_table
     from kvbench.report.tables import environment_line
 
     wrong = False
@@ -307,6 +308,9 @@ def _report(folders: Iterable[Path], layers: int) -> None:
         _print_tables(frame, layers, markdown=False)
         _print_first_calls(frame, markdown=False)
         _print_untimed(frame)
+        doubts = doubt_table(frame)
+        if doubts is not None:
+            out.print(doubts.rich())
         say(environment_line(done.info))
         save_plots(done, frame, folder / PLOTS_FOLDER)
         write_report(done, frame, folder, layers, "html")

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from kvbench.analysis.doubt import LEAST, doubtful
+from kvbench.analysis.frame import CASE_FIELDS
+from kvbench.cases import Case
 from kvbench.report.doctor import findings_table
 from kvbench.report.tables import MISSING, Table
 from kvbench.results import Environment, RunInfo
@@ -63,7 +66,7 @@ def _said(value: object) -> str:
 
 
 def warnings_of(info: RunInfo) -> str:
-    """What of the machine disturbs timings, as a list in Markdown.
+    """What of the machine disturbs timings, in Markdown.
 
     Args:
         info: What holds for every row of the run.
@@ -123,6 +126,35 @@ def quality_table(frame: pd.DataFrame) -> Table | None:
         tuple(lines),
         "Half-width: of the median's 95 % interval, as a share of it; sampling stops at 2 % or "
         "when the time for the case is over. Unresolved: under twice the time of an empty call.",
+    )
+
+
+def doubt_table(frame: pd.DataFrame) -> Table | None:
+    """Times that contradict those of larger calls, with the commands; None if there are none.
+
+    Args:
+        frame: Rows of a run.
+    """
+    rows = doubtful(frame)
+    if rows.empty:
+        return None
+    return Table(
+        "Times to be doubted",
+        ("strategy", "phase", "clock", "case", "took", "but more tokens", "again"),
+        tuple(
+            (
+                row["strategy"],
+                row["phase"],
+                row["clock"],
+                Case(**{name: row[name] for name in CASE_FIELDS}).label(),
+                format_seconds(row["median_s"]),
+                f"{format_seconds(row['median_s'] / row['ratio'])} at {row['larger']:,}",
+                row["repro"],
+            )
+            for row in rows.to_dict("records")
+        ),
+        f"{LEAST:g} times as long as the same with more tokens, or longer: most likely another "
+        "process had a core while these cases were measured. Measure them again.",
     )
 
 

@@ -12,7 +12,13 @@ from kvbench.report.claims import claims_table
 from kvbench.report.document import Chart, ChartKind, Details, Document, Part, Rows, Section, Text
 from kvbench.report.explain import crossover_table, fit_table, refusals_table, verdict_table
 from kvbench.report.launches import launches_table
-from kvbench.report.machine import environment_table, found_table, quality_table, warnings_of
+from kvbench.report.machine import (
+    doubt_table,
+    environment_table,
+    found_table,
+    quality_table,
+    warnings_of,
+)
 from kvbench.report.steps import split_table, throughput_table
 from kvbench.report.tables import (
     Table,
@@ -233,7 +239,7 @@ def _machine(run: Run, frame: pd.DataFrame) -> Section:
         "The machine, and how far to trust these times",
         (
             Text(warnings_of(run.info)),
-            *_tables(quality_table(frame)),
+            *_tables(quality_table(frame), doubt_table(frame)),
             *_folded("All that is known of the machine", more),
         ),
     )

@@ -1,0 +1,46 @@
+"""Times that contradict their neighbours: something else had the machine while they were taken.
+
+All samples of a case are taken within a few seconds. Another process that has a core meanwhile
+makes them all longer alike, and their interval stays narrow: it tells of the rounds, not of the
+minute. What gives such a time away is that more tokens take less.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvbench.analysis.frame import settings_of
+
+LEAST = 2.0
+"""Times that a call may take as long as one of more tokens; a change of algorithm within a strategy
+makes some 1.7."""
+
+
+def doubtful(frame: pd.DataFrame) -> pd.DataFrame:
+    """Timed rows that took at least `LEAST` times as long as the same with the next more tokens.
+
+    Args:
+        frame: Rows of a run.
+
+    Returns:
+        Those rows in their order, with the columns larger (that other seq_len) and ratio (of the
+        medians).
+    """
+    ok = frame[(frame["status"] == "ok") & (frame["tokens"] > 0)]
+    found: list[tuple[Any, int, float]] = []
+    for _, own in ok.groupby(["strategy", "phase", "clock"], sort=False):
+        for _, places in settings_of(own, ("seq_len",)):
+            line = own.take(places).sort_values("seq_len")
+            times, sizes = (line[name].to_numpy() for name in ("median_s", "seq_len"))
+            ratios = times[:-1] / times[1:]
+            found += [
+                (line.index[i], int(sizes[i + 1]), float(ratios[i]))
+                for i in np.flatnonzero(ratios >= LEAST)
+            ]
+    found.sort()
+    rows = ok.loc[[place for place, _, _ in found]]
+    return rows.assign(
+        larger=pd.Series([larger for _, larger, _ in found], rows.index, "int64"),
+        ratio=pd.Series([ratio for _, _, ratio in found], rows.index, "float64"),
+    )

@@ -1,0 +1,50 @@
+"""Times that contradict those of larger calls."""
+
+import pytest
+from made import result, sweep_rows
+
+from kvbench.analysis.doubt import doubtful
+from kvbench.analysis.frame import to_frame
+from kvbench.report.machine import doubt_table
+
+
+def row(seq_len: int, scale: float, strategy: str = "write.a", **fields):
+    return result(strategy, [scale * 1e-5] * 5, seq_len=seq_len, repro=f"again {seq_len}", **fields)
+
+
+def found(*rows) -> list[tuple[str, int, int, float]]:
+    frame = doubtful(to_frame(rows))
+    columns = (frame[name] for name in ("strategy", "seq_len", "larger", "ratio"))
+    return [(s, n, m, pytest.approx(r)) for s, n, m, r in zip(*columns, strict=True)]
+
+
+def test_more_tokens_in_half_the_time_or_less_are_doubted():
+    assert found(row(1, 1), row(8, 5), row(64, 2)) == [("write.a", 8, 64, 2.5)]
+    assert found(row(64, 2), row(8, 4), row(1, 1)) == [("write.a", 8, 64, 2)]
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (3, 1.6, 1.6), (1, 5, 100)])
+def test_less_than_that_is_what_strategies_do(times):
+    assert found(*map(row, (1, 8, 64), times)) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"strategy": "write.b"}, {"phase": "prepare"}, {"clock": "device"}, {"block_size": 64}],
+)
+def test_only_what_differs_in_nothing_else_is_held_against_each_other(other):
+    assert found(row(1, 9), row(8, 1, **other)) == []
+
+
+def test_what_was_not_timed_is_no_neighbour():
+    assert found(row(1, 9), result("write.a", None, seq_len=8, status="failed")) == []
+    assert found() == []
+    assert found(*sweep_rows()) == []
+
+
+def test_doubtful_times_are_told_with_how_to_measure_them_again():
+    table = doubt_table(to_frame([row(8, 500), row(64, 2)]))
+    assert table.rows == (
+        ("write.a", "run", "wall", "op=write seq_len=8", "5.00 ms", "20.0 µs at 64", "again 8"),
+    )
+    assert doubt_table(to_frame(sweep_rows())) is None
