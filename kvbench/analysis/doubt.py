@@ -7,7 +7,6 @@ minute. What gives such a time away is that more tokens take less.
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from kvbench.analysis.frame import settings_of
@@ -33,10 +32,12 @@ def doubtful(frame: pd.DataFrame) -> pd.DataFrame:
         for _, places in settings_of(own, ("seq_len",)):
             line = own.take(places).sort_values("seq_len")
             times, sizes = (line[name].to_numpy() for name in ("median_s", "seq_len"))
-            ratios = times[:-1] / times[1:]
             found += [
-                (line.index[i], int(sizes[i + 1]), float(ratios[i]))
-                for i in np.flatnonzero(ratios >= LEAST)
+                (place, int(larger), float(ratio))
+                for place, larger, ratio in zip(
+                    line.index[:-1], sizes[1:], times[:-1] / times[1:], strict=True
+                )
+                if ratio >= LEAST
             ]
     found.sort()
     rows = ok.loc[[place for place, _, _ in found]]

@@ -88,9 +88,10 @@ def warnings_of(info: RunInfo) -> str:
             for f in findings or ()
             if f.verdict == "warning"
         ]
-    return (
-        "\n".join(f"- {point}" for point in points) or "Nothing that was looked at disturbs them."
-    )
+    if not points:
+        return "Nothing that was looked at when the run began disturbs timings."
+    listed = "\n".join(f"- {point}" for point in points)
+    return f"What disturbs timings, and was found when the run began:\n\n{listed}"
 
 
 def found_table(info: RunInfo) -> Table | None:
