@@ -35,6 +35,7 @@ from kvbench.errors import InputError, KvbenchError, StrategyError
 from kvbench.options import (
     DEVICE_OPTION,
     LOAD_OPTION,
+    WITHOUT_OPTION,
     Finite,
     chosen_sweep,
     given_axes,
@@ -419,10 +420,11 @@ def list_(device: str, files: tuple[Path, ...]) -> None:
 @click.option(
     "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
 )
+@WITHOUT_OPTION
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
-def rank(folder: Path, layers: int | None, *, markdown: bool) -> None:
+def rank(folder: Path, layers: int | None, left_out: tuple[str, ...], *, markdown: bool) -> None:
     """Print the ranking of a run: which strategy is fastest, and by how much."""
-    done = load_run(folder)
+    done = load_run(folder, left_out)
     frame = _frame(done)
     _print_tables(frame, layers or done.info.layers, markdown=markdown)
     _print_first_calls(frame, markdown=markdown)

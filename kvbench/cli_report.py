@@ -8,6 +8,7 @@ import click
 
 from kvbench.console import load_run, out, say
 from kvbench.errors import StoreError
+from kvbench.options import WITHOUT_OPTION
 from kvbench.report.palette import STYLES, Style
 from kvbench.store import PLOTS_FOLDER, Run
 
@@ -42,13 +43,21 @@ TABLE_FILE = "rows.csv"
     help="docs: for a page on white. dark: for a dark one. paper: 7 inches wide, as PDF too, told "
     "apart without colours, heading and provenance in a text beside each figure.",
 )
+@WITHOUT_OPTION
 @click.option(
     "--all",
     "everything",
     is_flag=True,
     help="Draw every figure; without it, of a run with many, those that tell most.",
 )
-def plot(folder: Path, target: Path | None, style: Style, *, everything: bool) -> None:
+def plot(
+    folder: Path,
+    target: Path | None,
+    style: Style,
+    left_out: tuple[str, ...],
+    *,
+    everything: bool,
+) -> None:
     """Draw a run as PNG and SVG.
 
     Curves of time per call over seq_len (launch overhead), speed-ups, bandwidths, who is fastest
@@ -57,9 +66,9 @@ def plot(folder: Path, target: Path | None, style: Style, *, everything: bool) -
     """
     from kvbench.analysis.frame import to_frame
 
-    done = load_run(folder)
+    done = load_run(folder, left_out)
     to = target or _plots_folder(folder, style)
-    save_plots(done, to_frame(done.results), to, style, everything=everything)
+    save_plots(done, to_frame(done.results), to, style, everything=everything, left_out=left_out)
 
 
 def _plots_folder(run: Path, style: Style) -> Path:
@@ -80,11 +89,13 @@ def _plots_folder(run: Path, style: Style) -> Path:
 @click.option(
     "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
 )
+@WITHOUT_OPTION
 def report(
     folder: Path,
     target: Path | None,
     only: Literal["html", "markdown"] | None,
     layers: int | None,
+    left_out: tuple[str, ...],
 ) -> None:
     """Write a run's report: the answer, its charts, its tables, and how to measure it again.
 
@@ -93,9 +104,9 @@ def report(
     """
     from kvbench.analysis.frame import to_frame
 
-    done = load_run(folder)
+    done = load_run(folder, left_out)
     frame = to_frame(done.results)
-    write_report(done, frame, target or folder, layers or done.info.layers, only)
+    write_report(done, frame, target or folder, layers or done.info.layers, only, left_out)
 
 
 def write_report(
@@ -104,6 +115,7 @@ def write_report(
     target: Path,
     layers: int,
     only: Literal["html", "markdown"] | None = None,
+    left_out: "Sequence[str]" = (),
 ) -> None:
     """Write the report of a run, and say where it lies.
 
@@ -113,15 +125,16 @@ def write_report(
         target: The folder of the report.
         layers: Layers of a step.
         only: Which of the two; both if None.
+        left_out: What `done` is without, as patterns.
     """
     from kvbench.report.csv import save_rows
     from kvbench.report.html import html
     from kvbench.report.markdown import markdown
     from kvbench.report.sections import compose
 
-    document = compose(done, frame, layers)
+    document = compose(done, frame, layers, left_out)
     if only != "html":
-        drawn = save_plots(done, frame, target / PLOTS_FOLDER)
+        drawn = save_plots(done, frame, target / PLOTS_FOLDER, left_out=left_out)
         save_rows(frame, target / TABLE_FILE)
         _write(target / MARKDOWN_FILE, markdown(document, _pictures(drawn), TABLE_FILE))
     if only != "markdown":
@@ -135,6 +148,7 @@ def save_plots(
     style: Style = "docs",
     *,
     everything: bool = False,
+    left_out: "Sequence[str]" = (),
 ) -> "list[Sketch]":
     """Draw a run's figures, all or those that tell most, and say where they lie.
 
@@ -144,6 +158,7 @@ def save_plots(
         folder: Where to.
         style: How they look.
         everything: Draw all, however many.
+        left_out: What `done` is without, as patterns.
 
     Returns:
         Those that were drawn.
@@ -165,6 +180,7 @@ def save_plots(
         say(str(path))
     if len(drawn) < len(found):
         words = ["kvbench", "plot", str(done.folder), "--all"]
+        words += [word for pattern in left_out for word in ("--without", pattern)]
         if style != "docs":
             words += ["--style", style]
         if folder != _plots_folder(done.folder, style):

@@ -4,13 +4,14 @@ import datetime
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
-from kvbench.store import Run, load
+from kvbench.store import Run, load, without
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for pandas
     from kvbench.report.tables import Table
@@ -52,9 +53,9 @@ def warn_of(run: Run) -> Run:
     return run
 
 
-def load_run(folder: Path) -> Run:
-    """A run's folder, read back."""
-    return warn_of(load(folder))
+def load_run(folder: Path, left_out: Sequence[str] = ()) -> Run:
+    """A run's folder, read back, without the strategies that are left out."""
+    return without(warn_of(load(folder)), left_out)
 
 
 def load_any(path: Path) -> Run:

@@ -38,6 +38,14 @@ class Finite(click.FloatRange):
 DEVICE_OPTION = click.option(
     "--device", default="auto", show_default=True, help='"cpu", "cuda", "cuda:1", …'
 )
+WITHOUT_OPTION = click.option(
+    "--without",
+    "left_out",
+    multiple=True,
+    metavar="PATTERN",
+    help='Leave strategies out, as if they had not been measured: a name or a glob, as "*.native". '
+    "Repeatable.",
+)
 LOAD_OPTION = click.option(
     "--load",
     "files",

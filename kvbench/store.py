@@ -1,12 +1,13 @@
 """A run's folder: run.json, rows.jsonl (append-only, a whole line per row), plots/."""
 
 import dataclasses
+import fnmatch
 import importlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Any, Self, get_type_hints
 import msgspec
 
 from kvbench.cases import Case
-from kvbench.errors import InputError, StoreError
+from kvbench.errors import InputError, StoreError, unknown
 from kvbench.results import SCHEMA_VERSION, Result, Resumption, RunInfo
 from kvbench.units import format_bytes
 
@@ -329,6 +330,29 @@ def load(folder: Path) -> Run:
     except OSError as error:
         raise StoreError(f"run {str(folder)!r}: {ROWS_FILE}: {error.strerror}") from error
     return Run(folder, info, _latest(results), tuple(warnings))
+
+
+def without(run: Run, patterns: Iterable[str]) -> Run:
+    """A run without some of its strategies; what is left compares as if they had not been there.
+
+    Args:
+        run: The run.
+        patterns: Names of strategies, or globs as "*.native".
+
+    Raises:
+        InputError: A pattern names no strategy of the run, or nothing is left.
+    """
+    wanted = tuple(patterns)
+    names = {row.strategy for row in run.results}
+    left = set(names)
+    for pattern in wanted:
+        matched = set(fnmatch.filter(names, pattern))
+        if not matched:
+            raise unknown("strategy", pattern, names)
+        left -= matched
+    if names and not left:
+        raise InputError(f"{', '.join(wanted)}: expected some strategy to be left in the run")
+    return replace(run, results=tuple(row for row in run.results if row.strategy in left))
 
 
 def _default(field: "dataclasses.Field[Any]") -> object:

@@ -102,3 +102,28 @@ def test_a_run_that_is_not_whole_is_refused(kvbench_, made_run, name):
     (made_run / name).write_bytes(b"{}\n")
     refused(kvbench_("report", made_run), name)
     assert not (made_run / "report.html").exists()
+
+
+def test_a_report_without_some_strategies_says_so_and_has_others_win(kvbench_, made_run, tmp_path):
+    args = ["report", made_run, "--only", "markdown", "--layers", "1000"]
+    assert kvbench_(*args, "-o", tmp_path / "all").code == 0
+    assert kvbench_(*args, "-o", tmp_path / "some", "--without", "*.loop").code == 0
+    whole, some = ((tmp_path / name / "report.md").read_text() for name in ("all", "some"))
+    assert "write.loop" in whole
+    assert "Left out" not in whole
+    assert "**Left out of this report, though measured: `*.loop`.**" in some
+    assert "write.loop" not in some
+    assert "`slot_mapping` is the fastest at every size" in some
+    assert "loop" not in (tmp_path / "some" / "rows.csv").read_text()
+
+
+@pytest.mark.parametrize("command", ["report", "plot", "rank"])
+def test_what_is_left_out_has_to_be_there_and_not_all(kvbench_, made_run, command):
+    refused(kvbench_(command, made_run, "--without", "write.lop"), "write.lop", "write.loop")
+    refused(kvbench_(command, made_run, "--without", "*"), "*", "left")
+
+
+def test_a_ranking_and_plots_can_be_without_a_strategy(kvbench_, made_run):
+    assert "write.loop" in kvbench_("rank", made_run).out
+    assert "write.loop" not in kvbench_("rank", made_run, "--without", "write.loop").out
+    assert "speedup" not in kvbench_("plot", made_run, "--without", "write.loop").out

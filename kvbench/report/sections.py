@@ -1,6 +1,6 @@
 """A run as a document: what a report says, and in which order."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 
@@ -69,13 +69,14 @@ Every strategy, case, phase and clock, with the command that measures it again. 
 the run's `rows.jsonl`."""
 
 
-def compose(run: Run, frame: pd.DataFrame, layers: int) -> Document:
+def compose(run: Run, frame: pd.DataFrame, layers: int, left_out: Sequence[str] = ()) -> Document:
     """The report of a run.
 
     Args:
         run: The run.
         frame: Its rows (`analysis.frame.to_frame`).
         layers: Layers of a step, for step costs.
+        left_out: The strategies that are not in `run` though they were measured, as patterns.
     """
     builders: tuple[Callable[[], Section | None], ...] = (
         lambda: _answer(frame, layers),
@@ -96,12 +97,12 @@ def compose(run: Run, frame: pd.DataFrame, layers: int) -> Document:
     found = [section for build in builders if (section := build()) is not None]
     return Document(
         title=f"kvbench on {run.info.environment.device_name}, {run.info.created[:10]}",
-        lead=_lead(run, frame),
+        lead=_lead(run, frame, left_out),
         sections=tuple(found),
     )
 
 
-def _lead(run: Run, frame: pd.DataFrame) -> str:
+def _lead(run: Run, frame: pd.DataFrame, left_out: Sequence[str]) -> str:
     counts = frame["status"].value_counts()
     others = ", ".join(f"{count:,} {status}" for status, count in counts.items() if status != "ok")
     cases = len(dict.fromkeys(row.case for row in run.results))
@@ -109,8 +110,13 @@ def _lead(run: Run, frame: pd.DataFrame) -> str:
         "Which way of writing tokens' K/V into a paged KV cache, and of reading them back, is "
         f"fastest on this machine, and why. {environment_line(run.info)} {cases:,} cases; "
         f"{counts.get('ok', 0):,} times, each of a strategy that was proved correct before and "
-        f"after{f'; not timed: {others}' if others else ''}."
+        f"after{f'; not timed: {others}' if others else ''}.{_left(left_out)}"
     )
+
+
+def _left(patterns: Sequence[str]) -> str:
+    names = ", ".join(f"`{pattern}`" for pattern in patterns)
+    return f" **Left out of this report, though measured: {names}.**" if names else ""
 
 
 def _curved(frame: pd.DataFrame, ops: tuple[str, ...]) -> Iterator[str]:
