@@ -5,6 +5,7 @@ package itself. `make docs` writes them into the pages, each by a line or two of
 import ast
 import functools
 import inspect
+import itertools
 import os
 from pathlib import Path
 
@@ -204,7 +205,7 @@ def _docstrings(cls: type) -> dict[str, str]:
     """What stands below each field of a class."""
     (body,) = (node.body for node in ast.parse(inspect.getsource(cls)).body)  # type: ignore[attr-defined]
     told = {}
-    for field, below in zip(body, body[1:], strict=False):
+    for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
             told[field.target.id] = " ".join(ast.literal_eval(below.value).split())
     return told
