@@ -278,16 +278,12 @@ def python(name: str) -> None:
 
 def commands() -> None:
     """What each command says of itself when it is asked with --help."""
-    for name, command in sorted(cli.cli.commands.items()):
-        with click.Context(cli.cli, info_name="kvbench") as group:
-            context = click.Context(
-                command,
-                info_name=name,
-                parent=group,
-                terminal_width=HELP_WIDTH,
-                max_content_width=HELP_WIDTH,
-                help_option_names=["-h", "--help"],
-            )
+    settings = {**cli.cli.context_settings, "max_content_width": HELP_WIDTH}
+    with click.Context(
+        cli.cli, info_name="kvbench", terminal_width=HELP_WIDTH, **settings
+    ) as group:
+        for name, command in sorted(cli.cli.commands.items()):
+            context = click.Context(command, info_name=name, parent=group)
             cog.outl(f"\n## kvbench {name}\n\n```text\n{command.get_help(context)}\n```")
     cog.outl()
 

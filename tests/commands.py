@@ -38,7 +38,7 @@ def split_commands(script: str) -> list[list[str]]:
 
 def parsed(arguments: list[str]) -> click.Context:
     """A call of kvbench, parsed and not run; a click.UsageError if it does not fit the commands."""
-    with click.Context(cli.cli) as group:
+    with click.Context(cli.cli, **cli.cli.context_settings) as group:
         name, command, rest = cli.cli.resolve_command(group, arguments)
         return command.make_context(name, rest, parent=group)
 
