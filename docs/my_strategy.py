@@ -14,6 +14,8 @@ class WriteMine(Strategy):
     def supports(self, case, device):
         if case.quantised or case.missing_blocks:
             return "quantised pools, and tokens without a block, are not for this example"
+        if case.slot_dtype == "int32":
+            return "index_copy_ takes 64-bit indices alone"
         return no_flat_slots(case)
 
     def prepare(self, workload):

@@ -6,18 +6,14 @@ Their expressions are evaluated and their scripts run here, as far as that goes 
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import click
 import pytest
+from commands import consoles, split_commands, wrong
 from ruamel.yaml import YAML
-
-from kvbench import cli
-from kvbench.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
@@ -137,30 +133,9 @@ def test_a_script_is_bash_and_can_be_started(path):
     assert ended("bash", "-n", path).returncode == 0
 
 
-def split_commands(script: str) -> list[list[str]]:
-    """The commands of a script in words, without what joins them and where they write to."""
-    found: list[list[str]] = []
-    joined = re.sub(r"\d*>&\d+", "", script.replace("\\\n", " "))
-    for line in joined.splitlines():
-        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
-        lexer.whitespace_split = True
-        words: list[str] = []
-        for word in [*lexer, ";"]:
-            if re.fullmatch(r"[|&;]+", word):
-                found += [words] if words else []
-                words = []
-            else:
-                words.append(word)
-    return [
-        words[: next((i for i, w in enumerate(words) if w[0] in "<>"), None)] for words in found
-    ]
-
-
 def guided() -> list[list[str]]:
     """The commands in the consoles of the guide."""
-    consoles = re.findall(r"```console\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    lines = "".join(consoles).replace("\\\n", " ").splitlines()
-    return [words for line in lines if line.startswith("$ ") for words in split_commands(line[2:])]
+    return [words for line in consoles(GUIDE) for words in split_commands(line)]
 
 
 NAMED = [
@@ -172,22 +147,6 @@ def called(*names: str) -> list[list[str]]:
     """What follows the program in each distinct call of it."""
     found = [words[1:] for words in [*NAMED, *guided()] if words[0] in names]
     return [list(words) for words in dict.fromkeys(map(tuple, found))]
-
-
-def parsed(arguments: list[str]) -> click.Context:
-    """A call of kvbench, parsed and not run; a click.UsageError if it does not fit the commands."""
-    with click.Context(cli.cli) as group:
-        name, command, rest = cli.cli.resolve_command(group, arguments)
-        return command.make_context(name, rest, parent=group)
-
-
-def wrong(arguments: list[str]) -> str:
-    """What does not fit in a call of kvbench."""
-    try:
-        preset = parsed(arguments).params.get("preset")
-    except click.UsageError as error:
-        return error.format_message()
-    return "" if preset in {None, *PRESETS} else f"no preset {preset}"
 
 
 KVBENCH = called("kvbench", ".venv/bin/kvbench")
