@@ -15,12 +15,15 @@ import pandas as pd
 
 from kvbench import cli
 from kvbench.analysis.crossover import Crossover, crossovers
-from kvbench.analysis.frame import main_group, timed, to_frame
+from kvbench.analysis.fit import fit_run
+from kvbench.analysis.frame import CASE_FIELDS, main_group, timed, to_frame
 from kvbench.analysis.prediction import premises
 from kvbench.analysis.ranking import standings, step_costs
+from kvbench.analysis.statistics import ratio_interval
 from kvbench.axes import AXES
 from kvbench.cases import OPS, Case
 from kvbench.report import claims, prediction
+from kvbench.report.attention import gather_table
 from kvbench.report.tables import MISSING, Table, describe_launches, environment_line
 from kvbench.store import Run, load
 from kvbench.strategies import registry
@@ -28,6 +31,7 @@ from kvbench.sweep.launches import foretold, predicted
 from kvbench.units import (
     format_bandwidth,
     format_bytes,
+    format_ratio,
     format_seconds,
     format_seconds_interval,
     significant,
@@ -112,6 +116,40 @@ def crossing(strategy: str, other: str) -> Crossover:
     op = strategy.partition(".")[0]
     found = {(each.strategy, each.other): each for each in crossovers(_setting(op))}
     return found[strategy, other]
+
+
+def faster(strategy: str, other: str, seq_len: int) -> str:
+    """How many times faster the first is, within rounds, with the interval."""
+    found = ratio_interval(row(other, seq_len)["samples_s"], row(strategy, seq_len)["samples_s"])
+    return format_ratio(found.median, found.low, found.high)
+
+
+def share_of_copy(strategy: str, seq_len: int) -> str:
+    return f"{100 * row(strategy, seq_len)['copy_share']:.3g} %"
+
+
+def prepared(strategy: str, seq_len: int) -> tuple[float, float]:
+    """Seconds of prepare and of run."""
+    costs = step_costs(frame()[frame()["op"] == strategy.partition(".")[0]], 1)
+    own = row(strategy, seq_len)
+    same = (costs[[*CASE_FIELDS, "strategy"]] == own[[*CASE_FIELDS, "strategy"]]).all(axis=1)
+    (found,) = costs[same].to_dict("records")
+    return found["prepare_s"], found["median_s"]
+
+
+def parts(strategy: str, seq_len: int) -> tuple[str, str, str, str]:
+    """A call's time by the fitted model: the call, its launches, its bytes; and the measured."""
+    fits = {fit.name: fit for fit in fit_run(frame(), strategy.partition(".")[0])}
+    fit, own = fits[strategy], row(strategy, seq_len)
+    launches = fit.per_launch_s.value * own["launches"]
+    moving = own["least_bytes"] / fit.bandwidth_bytes_per_s.value
+    times = (fit.per_call_s.value, launches, moving, own["median_s"])
+    return tuple(map(format_seconds, times))
+
+
+def gathered() -> tuple[str, ...]:
+    """The last line of the table of gathers: the largest batch with the longest context."""
+    return gather_table(frame()).rows[-1]
 
 
 # Tables.
@@ -263,12 +301,10 @@ def _rows(strategies: tuple[str, ...], sizes: tuple[int, ...]) -> Table:
 # Figures, files and the command line.
 
 
-def figure(name: str, alt: str) -> None:
-    """A figure of the reference run, as seen from a page in docs/."""
-    path = f"{REFERENCE}/plots/{name}.png"
-    if not (ROOT / path).is_file():
-        raise FileNotFoundError(path)
-    show(f"![{alt}]({os.path.relpath(ROOT / path, DOCS)})")
+def figure(name: str, alt: str) -> str | None:
+    """A figure of the reference run, as seen from a page in docs/; None if the run has none."""
+    path = ROOT / REFERENCE / "plots" / f"{name}.png"
+    return f"![{alt}]({os.path.relpath(path, DOCS)})" if path.is_file() else None
 
 
 def python(name: str) -> None:

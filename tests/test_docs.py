@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 from urllib.parse import urlsplit
 
 import pytest
@@ -25,6 +26,7 @@ from kvbench import cli
 from kvbench.analysis.frame import to_frame
 from kvbench.axes import AXES
 from kvbench.report import style
+from kvbench.report.document import ChartKind
 from kvbench.report.plots import most_telling, sketches
 from kvbench.report.save import save_figure
 from kvbench.store import load
@@ -41,6 +43,10 @@ AWAITED_COMMANDS = ("kvbench report *", "* --preset quick *")
 """What pages tell of and kvbench does not have yet."""
 AWAITED_FILES = ("results/reference-cpu/report.md",)
 """What is not committed yet."""
+
+
+AWAITED_KINDS = ("bandwidth", "fastest", "layers", "breakdown")
+"""Kinds of figures that no committed run has yet; the page tells of them all the same."""
 
 
 def name(path: Path) -> str:
@@ -422,6 +428,14 @@ def test_symptoms_are_many_and_each_has_its_cause():
 
 
 # Figures of the committed runs.
+
+
+@pytest.mark.parametrize("kind", get_args(ChartKind))
+def test_how_to_read_each_kind_of_figure_is_shown_by_one(kind):
+    shown = [Path(target).stem for image, _, target in links(DOCS / "reading-curves.md") if image]
+    found = any(re.fullmatch(rf"(\w+)-{kind}(-.*)?", stem) for stem in shown)
+    assert found == (kind not in AWAITED_KINDS), f"{kind}: take it out of AWAITED_KINDS"
+
 
 DRAWING = ("matplotlib", "numpy", "pandas", "scipy")
 
