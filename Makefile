@@ -87,8 +87,7 @@ check: $(READY) ## Lint, format, types, import rules, generated parts of the doc
 
 .PHONY: docs
 docs: $(READY) ## Generate the tables of the docs and the plots of the committed runs anew
-	@for run in $(RUNS); do $(BIN)/kvbench plot $$run || exit 1; done
-# AWAITED: @for run in $(RUNS); do $(BIN)/kvbench report $$run --only markdown || exit 1; done
+	@for run in $(RUNS); do $(BIN)/kvbench report $$run --only markdown || exit 1; done
 	@$(BIN)/cog -r -I docs $(PAGES)
 
 .PHONY: format

@@ -18,14 +18,15 @@ from kvbench.analysis.crossover import Crossover, crossovers
 from kvbench.analysis.fit import fit_run
 from kvbench.analysis.frame import CASE_FIELDS, main_group, timed, to_frame
 from kvbench.analysis.prediction import premises
-from kvbench.analysis.ranking import standings, step_costs
 from kvbench.analysis.statistics import ratio_interval
+from kvbench.analysis.ranking import step_costs
 from kvbench.axes import AXES
-from kvbench.cases import OPS, Case
+from kvbench.cases import Case
 from kvbench.report import claims, prediction
+from kvbench.report.answer import answer_table, answers
 from kvbench.report.attention import gather_table
 from kvbench.report.tables import MISSING, Table, describe_launches, environment_line
-from kvbench.store import Run, load
+from kvbench.store import Run, load, without
 from kvbench.strategies import registry
 from kvbench.sweep.launches import foretold, predicted
 from kvbench.units import (
@@ -155,26 +156,34 @@ def gathered() -> tuple[str, ...]:
 # Tables.
 
 
-def answer() -> Table:
-    """The fastest way of each op, in few lines."""
+def answer(*left_out: str) -> Table:
+    """The fastest of each op by size, without some strategies."""
+    info = reference().info
+    rows = to_frame(without(reference(), left_out).results) if left_out else frame()
+    return answer_table(answers(rows, info.layers), info.layers)
+
+
+def runs() -> Table:
+    """Every committed run."""
     lines = []
-    for op in OPS:
-        costs = step_costs(frame()[frame()["op"] == op], reference().info.layers)
-        first, second, *_, last = standings(costs)
+    for file in sorted((ROOT / "results").glob("*/run.json")):
+        run = load(file.parent)
+        at = run.info.environment
+        timed_rows = sum(row.status == "ok" for row in run.results)
         lines.append(
             (
-                op,
-                f"`{first.strategy}`",
-                f"{first.fastest} of {first.cases}",
-                f"`{second.strategy}`, {significant(second.slowdown)}x",
-                f"`{last.strategy}`, {significant(last.slowdown)}x",
+                f"[{run.folder.name}]({run.folder.name}/report.md)",
+                f"{at.device_name}, {at.usable_cpus} CPUs",
+                f"torch {at.torch}, Triton {at.triton}",
+                run.info.created[:10],
+                run.info.preset or run.info.command,
+                f"{len({row.case for row in run.results}):,}",
+                f"{timed_rows:,}",
+                f"`{(at.git_commit or MISSING)[:12]}`",
             )
         )
-    header = ("op", "the least on average", "fastest or tied in", "the next", "the last")
-    note = "Geometric means of a step's cost over the cases in which every strategy was timed; x: "
-    return Table(
-        "What a step costs, over all sizes", header, tuple(lines), f"{note}times the fastest's."
-    )
+    header = ("run", "device", "software", "measured", "preset", "cases", "times", "code")
+    return Table("The committed runs", header, tuple(lines))
 
 
 def copies() -> Table:
