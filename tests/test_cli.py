@@ -425,7 +425,7 @@ def test_plot_draws_into_another_folder_and_leaves_the_run_alone(kvbench_, made_
 @pytest.fixture
 def large_run(tmp_path):
     sizes = {"seq_lens": (1, 8), "block_sizes": (16,), "kv_heads": (8,)}
-    rows = large_rows(96, **sizes, clocks=("wall",), samples=3)
+    rows = large_rows(48, **sizes, clocks=("wall",), samples=3)
     return run_folder(tmp_path / "run", rows)
 
 
@@ -449,7 +449,7 @@ def saved(monkeypatch):
 def test_figures_of_a_large_run_that_are_left_out_are_said(
     kvbench_, large_run, saved, monkeypatch, tmp_path
 ):
-    few = functools.partial(plots.most_telling, most_panels=20)
+    few = functools.partial(plots.most_telling, most_panels=18)
     monkeypatch.setattr(plots, "most_telling", few)
     total = len(plots.sketches(to_frame(load(large_run).results), load(large_run).info))
     ended = kvbench_("plot", large_run)

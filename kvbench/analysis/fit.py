@@ -121,6 +121,8 @@ def fit_model(
     constant_launches = bool(np.ptp(n) == 0)
     if np.ptp(b) == 0:
         return Refusal(name, len(t), "every cell moves as many bytes; expected them to vary")
+    if np.ptp(t) == 0:
+        return Refusal(name, len(t), "every cell takes as long; expected times that vary")
     columns = [np.ones_like(t), b] if constant_launches else [np.ones_like(t), n, b]
     matrix = np.column_stack(columns) / t[:, None]  # relative errors: each row divided by its time
     rank, condition = _identifiable(matrix)

@@ -10,8 +10,10 @@ from kvbench.report.curves import mark_cache
 from kvbench.report.panels import (
     Ends,
     Page,
+    copy_key,
     draw_line,
     finish,
+    key_of,
     log_axes,
     make_panels,
     provenance,
@@ -47,7 +49,10 @@ def bandwidth_figure(page: Page, op: str, clock: str, info: RunInfo) -> Figure:
     )
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     with styled():
-        figure, panels = make_panels(page, _title(op), footnote)
+        runs = sorted(set(timed(page.rows, "run", clock)["strategy"]))
+        copy = f"copy, {format_bandwidth(info.copy_bandwidth.bytes_per_s)}"
+        keys = [*map(key_of, runs), copy_key(copy)]
+        figure, panels = make_panels(page, _title(op), footnote, keys)
         drawn = []
         for panel, block, heads in panels:
             rows = page.rows[

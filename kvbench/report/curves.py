@@ -4,14 +4,17 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from kvbench.analysis.frame import timed
 from kvbench.cases import ONCE_A_STEP
 from kvbench.report.alternative import of_lines
 from kvbench.report.panels import (
     Page,
+    copy_key,
     draw_line,
     finish,
+    key_of,
     launches_label,
     log_axes,
     make_panels,
@@ -58,7 +61,7 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
         footnote += f" In brackets: what one call launches on a GPU, {source}."
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     with styled():
-        figure, panels = make_panels(page, _title(op), footnote)
+        figure, panels = make_panels(page, _title(op), footnote, _keys(page, clock, info))
         drawn = []
         for panel, block, heads in panels:
             ends = _draw(panel, page, block, heads, clock, info)
@@ -68,6 +71,18 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
             panel.set_ylabel("µs per call")
         finish(figure, drawn)
     return figure
+
+
+def _keys(page: Page, clock: str, info: RunInfo) -> list[Line2D]:
+    runs = timed(page.rows, "run", clock).groupby("strategy", sort=True)
+    keys = [
+        key_of(str(name), str(name).partition(".")[2] + launches_label(own)) for name, own in runs
+    ]
+    return [*keys, copy_key(_copy(info))]
+
+
+def _copy(info: RunInfo) -> str:
+    return f"copy, {format_bandwidth(info.copy_bandwidth.bytes_per_s)}"
 
 
 def launch_overhead_alt(page: Page, op: str, clock: str) -> str:
@@ -113,8 +128,7 @@ def _draw(
         nbytes = floor["least_bytes"].to_numpy(dtype=float)
         y = nbytes / info.copy_bandwidth.bytes_per_s * US
         panel.plot(x, y, color=look().floor, linestyle="--", linewidth=1.1, zorder=1)
-        text = f"copy, {format_bandwidth(info.copy_bandwidth.bytes_per_s)}"
-        ends.append((x[-1], y[-1], text, look().floor))
+        ends.append((x[-1], y[-1], _copy(info), look().floor))
         mark_cache(panel, x, nbytes, info)
     return ends
 

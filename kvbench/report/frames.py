@@ -83,6 +83,17 @@ def caption_of(figure: Figure) -> str:
     return str(figure.get_label())
 
 
+def width_in(text: str, size_pt: float) -> float:
+    """About how wide a text is, in inches."""
+    return len(text) * size_pt * _LETTER / _POINTS_PER_IN
+
+
+def renderer_of(figure: Figure) -> Any:  # noqa: ANN401 - matplotlib says no more of it
+    """What measures a figure's words."""
+    canvas: Any = FigureCanvasAgg(figure)
+    return canvas.get_renderer()
+
+
 def _filled(text: str, size_pt: float) -> list[str]:
     columns = int((look().width_in - 2 * _MARGIN_IN) * _POINTS_PER_IN / (_LETTER * size_pt))
     return textwrap.wrap(text, columns)
@@ -95,8 +106,7 @@ def _height_in(text: str, size_pt: float) -> float:
 
 def _add_legend(figure: Figure, keys: Sequence[Key]) -> float:
     """Add a legend in as many columns as the figure's width has room for; its height in inches."""
-    canvas: Any = FigureCanvasAgg(figure)
-    renderer = canvas.get_renderer()
+    renderer = renderer_of(figure)
     first = [key[0] if isinstance(key, tuple) else key for key in keys]
     for columns in range(min(len(keys), _COLUMNS), 0, -1):
         legend = figure.legend(

@@ -15,24 +15,22 @@ from kvbench.analysis.statistics import ratio_interval
 from kvbench.report.alternative import ends as ends_of
 from kvbench.report.frames import framed
 from kvbench.report.panels import (
-    Ends,
     draw_line,
     finish,
-    label_in,
+    key_of,
     log_axes,
     named_settings,
     provenance,
 )
 from kvbench.report.setting import describe
-from kvbench.report.style import look, styled
+from kvbench.report.style import styled
 from kvbench.results import RunInfo
 from kvbench.units import MICROSECONDS_PER_SECOND as US
 from kvbench.units import format_seconds
 
 LAYERS = tuple(2**n for n in range(8))
 _TICKS = (1, 2, 8, 32, 128)
-_FRAME_IN = 0.6
-_LEAST_IN = 2.4
+_PANEL_IN = 2.6
 _FLAT = 1.5
 """The least ratio of an axis' ends: below it noise would look like a finding."""
 
@@ -118,22 +116,20 @@ def layers_figure(page: LayersPage, op: str, info: RunInfo) -> Figure:
         "where prepare, paid once a step, is shared by more layers; what prepares nothing is flat."
     )
     costs = per_layer(page.rows)
-    labels = costs["strategy"].nunique()
+    last = costs[costs["layers"] == LAYERS[-1]].groupby("strategy")["layer_s"].max()
     with styled():
-        height = max(_LEAST_IN, labels * label_in() + _FRAME_IN)
-        figure = framed(_title(op), page.subtitle, footnote, height)
+        keys = [key_of(str(name)) for name in last.sort_values(ascending=False).index]
+        figure = framed(_title(op), page.subtitle, footnote, _PANEL_IN, keys)
         panels = figure.subplots(1, len(page.seq_lens), sharex=True, squeeze=False)[0]
-        drawn = []
         for panel, seq_len in zip(panels, page.seq_lens, strict=True):
-            ends = _draw(panel, costs[costs["seq_len"] == seq_len])
+            _draw(panel, costs[costs["seq_len"] == seq_len])
             _not_too_flat(panel)
             log_axes(panel, LAYERS)
             panel.set_xticks(_TICKS, [str(n) for n in _TICKS])
             panel.set_title(f"seq_len {seq_len:,}", loc="left")
             panel.set_xlabel("layers L of a step")
-            drawn.append((panel, ends))
         panels[0].set_ylabel("µs per layer")
-        finish(figure, drawn)
+        finish(figure, ())
     return figure
 
 
@@ -153,15 +149,12 @@ def _title(op: str) -> str:
     return f"{op}: cost of a step per layer, (prepare + L x run) / L, over its layers L"
 
 
-def _draw(panel: Panel, costs: pd.DataFrame) -> Ends:
-    ends: list[tuple[float, float, str, str]] = []
+def _draw(panel: Panel, costs: pd.DataFrame) -> None:
     for strategy, own in costs.groupby("strategy", sort=True):
         points, name = own.sort_values("layers"), str(strategy)
         x = points["layers"].to_numpy(dtype=float)
         y, low, high = (points[f"layer{end}_s"].to_numpy() * US for end in ("", "_low", "_high"))
         draw_line(panel, name, x, y, low, high)
-        ends.append((x[-1], y[-1], name.partition(".")[2], look().colour(name)))
-    return ends
 
 
 def _not_too_flat(panel: Panel) -> None:

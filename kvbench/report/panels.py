@@ -16,10 +16,11 @@ from matplotlib.lines import Line2D
 from matplotlib.markers import TICKLEFT
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullFormatter, NullLocator
 
 from kvbench.analysis.frame import settings_of, unusual
-from kvbench.report.frames import framed
+from kvbench.report.frames import framed, renderer_of, width_in
 from kvbench.report.palette import legible
 from kvbench.report.setting import describe
 from kvbench.report.style import line, look
@@ -32,8 +33,12 @@ _MOST_PER_SIDE = 3
 _PANEL_HEIGHT_IN = 2.7
 _LABEL_EM = 1.44
 """Least distance of two labels, over the size of their font."""
-_FRAME_IN = 0.6
-"""Of a panel's height, what is above and below its axes."""
+FRAME_IN = 0.8
+"""Of a panel's height, the most that is above and below its axes."""
+_MOST_OF_WIDTH = 0.4
+"""Of a panel's width, for names at the ends of its lines."""
+_BETWEEN_TICKS = 0.25
+"""Of a number's height: the least room between two of them."""
 _OTHER_LABELS = 3
 """Lines with a name besides those of the strategies: the copy, a prepare or two."""
 
@@ -138,9 +143,16 @@ def chunks(values: npt.NDArray[np.int64]) -> list[tuple[int, ...]]:
 
 
 def make_panels(
-    page: Page, title: str, footnote: str
+    page: Page, title: str, footnote: str, keys: Sequence[Line2D] = ()
 ) -> tuple[Figure, Iterator[tuple[Panel, int, int]]]:
     """An empty figure of the page's panels.
+
+    Args:
+        page: The page.
+        title: What is shown.
+        footnote: Where the numbers come from, and how to read them.
+        keys: A line for each that will be named at its end, with the name. Where these would take
+            too much of a panel's width they become a legend, and `finish` names none.
 
     Returns:
         The figure, and each panel with its block size and number of KV heads.
@@ -148,8 +160,10 @@ def make_panels(
     rows, columns = len(page.kv_heads), len(page.block_sizes)
     labels = page.rows["strategy"].nunique() + _OTHER_LABELS
     least = _PANEL_HEIGHT_IN * (1.35 if rows == columns == 1 else 1)
-    height = rows * max(least, labels * label_in() + _FRAME_IN)
-    figure = framed(title, page.subtitle, footnote, height)
+    height = rows * max(least, labels * label_in() + FRAME_IN)
+    room = _MOST_OF_WIDTH * look().width_in / columns
+    wide = any(width_in(str(key.get_label()), look().name_pt) > room for key in keys)
+    figure = framed(title, page.subtitle, footnote, height, keys if wide else ())
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axis in panels[-1]:
         axis.set_xlabel("seq_len (tokens per sequence)")
@@ -196,12 +210,13 @@ def launches_label(points: pd.DataFrame) -> str:
 
 
 def log_axes(panel: Panel, seq_lens: Sequence[int]) -> None:
-    """Make it log-log, with room for labels right of the last point, and ticks in plain numbers."""
+    """Make it log-log, with ticks in plain numbers, and room for names right of the last point."""
     first, last = min(seq_lens), max(seq_lens)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     span = math.log(last / first) or 1.0
-    panel.set_xlim(first * 0.85, last * math.exp(0.42 * span))
+    named = not panel.figure.legends
+    panel.set_xlim(first * 0.85, last * (math.exp(0.42 * span) if named else 1.18))
     ticks = sorted(seq_lens)[:: 3 if len(seq_lens) > 8 else 1]  # noqa: PLR2004 - legible
     panel.set_xticks(ticks, [f"{t:,}" for t in ticks])
     panel.xaxis.set_minor_formatter(NullFormatter())
@@ -211,6 +226,16 @@ def log_axes(panel: Panel, seq_lens: Sequence[int]) -> None:
     panel.yaxis.set_major_locator(LogLocator(10, subs=subs, numticks=12))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
+
+
+def key_of(strategy: str, label: str = "") -> Line2D:
+    """A strategy's line, for a legend, by the strategy's name without its op if no other."""
+    return Line2D([], [], label=label or strategy.partition(".")[2], **line(strategy))
+
+
+def copy_key(label: str) -> Line2D:
+    """The line of a copy, for a legend."""
+    return Line2D([], [], label=label, color=look().floor, linestyle="--", linewidth=1.1)
 
 
 def draw_line(
@@ -226,14 +251,15 @@ Ends = Sequence[tuple[float, float, str, str]]
 
 
 def finish(figure: Figure, drawn: Sequence[tuple[Panel, Ends]]) -> None:
-    """Name the lines at their ends and lay the figure out; nothing may be added afterwards.
+    """Lay the figure out and name the lines at their ends; nothing may be added afterwards.
+
+    A figure with a legend has the names there.
 
     Args:
         figure: What `make_panels` gave, with all of its lines.
         drawn: Its panels with the ends of their lines.
     """
-    for panel, ends in drawn:
-        label_ends(panel, ends)
+    named = [(panel, _names(panel, ends)) for panel, ends in drawn if not figure.legends]
     minor = [(panel, panel.yaxis.get_minor_locator()) for panel in figure.axes]
     for panel, _ in minor:
         panel.yaxis.set_minor_locator(NullLocator())
@@ -241,8 +267,28 @@ def finish(figure: Figure, drawn: Sequence[tuple[Panel, Ends]]) -> None:
     if engine is not None:
         engine.execute(figure)
     figure.set_layout_engine("none")
+    # How far apart names have to be is known once a panel has its height.
+    for panel, names in named:
+        _place(panel, names)
     for panel, locator in minor:
         _mark_minor_ticks(figure, panel, locator)
+    _thin_ticks(figure)
+
+
+def _thin_ticks(figure: Figure) -> None:
+    """Leave out of the numbers below a panel those that would overlap the one before."""
+    renderer = renderer_of(figure)
+    for panel in figure.axes:
+        labels, end = panel.get_xticklabels(), -math.inf
+        if not any(label.get_visible() for label in labels):
+            continue  # one above another has its numbers below that
+        for label in labels:
+            box = label.get_window_extent(renderer)
+            if box.x0 < end:
+                label.set_text("")
+            else:
+                end = box.x1 + _BETWEEN_TICKS * box.height
+        panel.set_xticks(panel.get_xticks(), [label.get_text() for label in labels])
 
 
 def _mark_minor_ticks(figure: Figure, panel: Panel, locator: Locator) -> None:
@@ -270,39 +316,64 @@ def _mark_minor_ticks(figure: Figure, panel: Panel, locator: Locator) -> None:
     figure.add_artist(ticks)  # a panel's own lines are its curves
 
 
-def label_ends(panel: Panel, ends: Ends) -> None:
-    """Write each line's name at its end, moved apart where they would overlap.
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A name at the end of a line, and where that is in the axes, from 0 to 1."""
 
-    Args:
-        panel: A panel with all of its lines, as those have that share its axes.
-        ends: The ends of its lines.
-    """
-    panel.autoscale_view()  # fixes the limits that labels are placed by
+    x: float
+    y: float
+    text: Text
+    colour: str
+
+
+def _names(panel: Panel, ends: Ends) -> list[_Name]:
+    """Write each line's name at its end, the lowest first; `_place` moves them apart."""
+    panel.autoscale_view()  # fixes the limits that names are placed by
     to_axes = panel.transData + panel.transAxes.inverted()
     spots = sorted(
         ((*to_axes.transform((x, y)), text, colour) for x, y, text, colour in ends),
         key=lambda spot: spot[1],
     )
-    gap = label_in() / (panel.get_window_extent().height / panel.figure.dpi)
-    heights = spread([spot[1] for spot in spots], gap)
-    ceiling = 1.0  # above the axes a name would be in the title
-    for i in reversed(range(len(heights))):
-        heights[i] = min(heights[i], ceiling)
-        ceiling = heights[i] - gap
-    for (x, y, text, colour), height in zip(spots, heights, strict=True):
-        panel.text(
+    found = []
+    for x, y, text, colour in spots:
+        name = panel.text(
             x + 0.025,
-            height,
+            min(max(y, 0.0), 1.0),
             text,
             transform=panel.transAxes,
             color=legible(colour, look().background),
             fontsize=look().name_pt,
             va="center",
         )
+        found.append(_Name(x, y, name, colour))
+    return found
+
+
+def _place(panel: Panel, names: Sequence[_Name]) -> None:
+    """Move names apart where they overlap, within the panel, and tie each to its line."""
+    height_in = panel.get_window_extent().height / panel.figure.dpi
+    gap = min(label_in() / height_in, 1 / max(len(names) - 1, 1))
+    heights = spread([name.y for name in names], gap)
+    ceiling = 1.0 - gap / 4  # above it a name would be in the title
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], ceiling)
+        ceiling = heights[i] - gap
+    floor = 0.0  # below it a name would be among the ticks
+    for i, height in enumerate(heights):
+        heights[i] = max(height, floor)
+        floor = heights[i] + gap
+    for name, height in zip(names, heights, strict=True):
+        name.text.set_y(height)
         # An annotation's arrow would be cut by the label's box, curve by curve, at every drawing.
-        leader = Path([(x, y), (x + 0.02, height)])
+        leader = Path([(name.x, name.y), (name.x + 0.02, height)])
         panel.add_artist(
-            PathPatch(leader, linewidth=0.5, clip_on=False, transform=panel.transAxes, color=colour)
+            PathPatch(
+                leader,
+                linewidth=0.5,
+                clip_on=False,
+                transform=panel.transAxes,
+                color=name.colour,
+            )
         )
 
 

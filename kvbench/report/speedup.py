@@ -9,6 +9,7 @@ from kvbench.report.panels import (
     Page,
     draw_line,
     finish,
+    key_of,
     log_axes,
     make_panels,
     provenance,
@@ -34,7 +35,9 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
     )
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     with styled():
-        figure, panels = make_panels(page, _title(op, reference), footnote)
+        others = sorted(set(page.rows["strategy"]) - {reference})
+        keys = [*map(key_of, others), key_of(reference, f"{reference} = 1")]
+        figure, panels = make_panels(page, _title(op, reference), footnote, keys)
         drawn = []
         for panel, block, heads in panels:
             rows = page.rows[
@@ -42,11 +45,10 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
             ]
             # As far as the panel's own lines go: further on it would strike through their names.
             first, last = float(rows["seq_len"].min()), float(rows["seq_len"].max())
-            own = look().colour(reference)
             panel.plot([first, last], [1, 1], **{**line(reference), "marker": ""})
-            ends = [(last, 1.0, f"{reference} = 1", own)]
-            others = rows[rows["strategy"] != reference].groupby("strategy", sort=True)
-            ends += [_draw_line(panel, str(name), line) for name, line in others]
+            ends = [(last, 1.0, f"{reference} = 1", look().colour(reference))]
+            lines = rows[rows["strategy"] != reference].groupby("strategy", sort=True)
+            ends += [_draw_line(panel, str(name), own) for name, own in lines]
             log_axes(panel, seq_lens)
             drawn.append((panel, ends))
         for panel, _ in drawn[:: len(page.block_sizes)]:
