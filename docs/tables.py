@@ -18,12 +18,12 @@ from kvbench.analysis.crossover import Crossover, crossovers
 from kvbench.analysis.fit import fit_run
 from kvbench.analysis.frame import CASE_FIELDS, main_group, timed, to_frame
 from kvbench.analysis.prediction import premises
-from kvbench.analysis.statistics import ratio_interval
 from kvbench.analysis.ranking import step_costs
+from kvbench.analysis.statistics import ratio_interval
 from kvbench.axes import AXES
 from kvbench.cases import Case
 from kvbench.report import claims, prediction
-from kvbench.report.answer import answer_table, answers
+from kvbench.report.answer import answers, sentences
 from kvbench.report.attention import gather_table
 from kvbench.report.tables import MISSING, Table, describe_launches, environment_line
 from kvbench.store import Run, load, without
@@ -156,11 +156,10 @@ def gathered() -> tuple[str, ...]:
 # Tables.
 
 
-def answer(*left_out: str) -> Table:
-    """The fastest of each op by size, without some strategies."""
-    info = reference().info
+def answer(*left_out: str) -> str:
+    """Who is fastest in the reference run, a point per op, without some strategies."""
     rows = to_frame(without(reference(), left_out).results) if left_out else frame()
-    return answer_table(answers(rows, info.layers), info.layers)
+    return sentences(answers(rows, reference().info.layers))
 
 
 def runs() -> Table:
