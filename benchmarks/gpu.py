@@ -1,7 +1,7 @@
 """`make gpu`: all that only a GPU can show, in one folder to commit, in under 25 minutes.
 
-The tests that need a GPU, the trial of the machine, the sweep of the preset `gpu` with its tables
-and plots, and the audit of the kernels' machine code for this GPU. What each step prints is shown
+The tests that need a GPU, the trial of the machine, the sweep of the preset `gpu` with its
+report, and the audit of the kernels' machine code for this GPU. What each step prints is shown
 and kept. A step that fails, or takes longer than it may, doesn't keep the others from being made;
 the summary says which did, and the exit code is then 1. Without a GPU it is 2, and nothing is made.
 """
@@ -51,12 +51,10 @@ class Step:
     command: tuple[str, ...]
     limit_s: float
     """It is interrupted when it has taken so long."""
-    ending: str = "txt"
-    """Of the file that its output is kept in."""
 
     def file(self, folder: Path) -> Path:
         """Where its output is kept."""
-        return folder / f"{self.name}.{self.ending}"
+        return folder / f"{self.name}.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +126,9 @@ def plan(folder: Path, gpu: Gpu, programs: Path) -> tuple[Step, ...]:
             ),
             _SWEEP_S + 60,
         ),
-        Step("plots", (kvbench, "plot", sweep), 30),
-        *(Step(name, (kvbench, name, sweep, "--markdown"), 15, "md") for name in _TABLES),
+        Step("report", (kvbench, "report", sweep, "--only", "markdown"), 75),
         Step("audit", audit, 120),
     )
-
-
-_TABLES = ("rank", "fit", "claims")
 
 
 def run_steps(steps: Sequence[Step], folder: Path) -> Iterator[Outcome]:

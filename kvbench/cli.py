@@ -19,7 +19,7 @@ from kvbench.cases import DTYPE_BYTES, LAYOUTS, OPS, Case
 from kvbench.cli_audit import audit
 from kvbench.cli_compare import ab, compare
 from kvbench.cli_predict import predict
-from kvbench.cli_report import plot, report, save_plots, write_report
+from kvbench.cli_report import HTML_FILE, missing_for_html, plot, report, save_plots, write_report
 from kvbench.console import (
     Interrupted,
     command_line,
@@ -314,7 +314,11 @@ def _report(folders: Iterable[Path], layers: int) -> None:
             out.print(doubts.rich())
         say(environment_line(done.info))
         save_plots(done, frame, folder / PLOTS_FOLDER)
-        write_report(done, frame, folder, layers, "html")
+        missing = missing_for_html()
+        if missing:
+            say(f"No {HTML_FILE}: {missing} is not installed.")
+        else:
+            write_report(done, frame, folder, layers, "html")
         wrong |= _say_wrong(frame)
     if wrong:
         sys.exit(1)

@@ -1,13 +1,14 @@
 """Commands that show a run to people: its figures and its report."""
 
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from kvbench.console import load_run, out, say
-from kvbench.errors import StoreError
+from kvbench.errors import InputError, StoreError
 from kvbench.options import WITHOUT_OPTION
 from kvbench.report.palette import STYLES, Style
 from kvbench.store import PLOTS_FOLDER, Run
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # imported where needed: `kvbench --help` waits for neither p
 HTML_FILE = "report.html"
 MARKDOWN_FILE = "report.md"
 TABLE_FILE = "rows.csv"
+_HTML_NEEDS = ("plotly", "jinja2", "markdown_it")
+"""Modules that a run can be measured, ranked and plotted without."""
 
 
 @click.command()
@@ -128,7 +131,6 @@ def write_report(
         left_out: What `done` is without, as patterns.
     """
     from kvbench.report.csv import save_rows
-    from kvbench.report.html import html
     from kvbench.report.markdown import markdown
     from kvbench.report.sections import compose
 
@@ -138,6 +140,13 @@ def write_report(
         save_rows(frame, target / TABLE_FILE)
         _write(target / MARKDOWN_FILE, markdown(document, _pictures(drawn), TABLE_FILE))
     if only != "markdown":
+        missing = missing_for_html()
+        if missing:
+            raise InputError(
+                f"{HTML_FILE}: {missing} is not installed; expected it, or --only markdown"
+            )
+        from kvbench.report.html import html
+
         _write(target / HTML_FILE, html(document, done, frame, layers))
 
 
@@ -190,6 +199,11 @@ def save_plots(
             f"a case's defaults; `{shlex.join(words)}` draws all"
         )
     return drawn
+
+
+def missing_for_html() -> str | None:
+    """A package without which there is no HTML, where it is not installed."""
+    return next((name for name in _HTML_NEEDS if find_spec(name) is None), None)
 
 
 def _pictures(drawn: "Sequence[Sketch]") -> "Pictures":

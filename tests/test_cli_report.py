@@ -7,8 +7,10 @@ import pytest
 from called import call, refused
 from made import contents, large_rows, result, run_folder, sweep_rows
 
+from kvbench import cli_report
 from kvbench.report import style
 from kvbench.store import ROWS_FILE, RUN_FILE
+from kvbench.timing import bandwidth
 
 
 @pytest.fixture
@@ -127,3 +129,24 @@ def test_a_ranking_and_plots_can_be_without_a_strategy(kvbench_, made_run):
     assert "write.loop" in kvbench_("rank", made_run).out
     assert "write.loop" not in kvbench_("rank", made_run, "--without", "write.loop").out
     assert "speedup" not in kvbench_("plot", made_run, "--without", "write.loop").out
+
+
+def test_without_the_plotting_library_html_is_refused_and_markdown_is_not(
+    kvbench_, made_run, monkeypatch
+):
+    monkeypatch.setattr(cli_report, "find_spec", lambda name: None if name == "plotly" else name)
+    refused(kvbench_("report", made_run, "--only", "html"), "report.html", "plotly", "markdown")
+    assert kvbench_("report", made_run, "--only", "markdown").code == 0
+
+
+def test_a_run_ends_with_a_report_or_says_why_there_is_none(kvbench_, tmp_path, monkeypatch):
+    monkeypatch.setattr(bandwidth, "_CPU_BYTES", 1 << 16)
+    small = ["-s", "write.loop", "-a", "seq_len=1,8", "-a", "op=write", "--cell-seconds", "0.005"]
+    command = ["run", *small, "--in-process", "--device", "cpu"]
+    ended = kvbench_(*command, "-o", tmp_path / "a")
+    assert ended.out.splitlines()[-1] == str(tmp_path / "a" / "report.html")
+    assert (tmp_path / "a" / "report.html").stat().st_size > 1e6
+    monkeypatch.setattr(cli_report, "find_spec", lambda _: None)
+    ended = kvbench_(*command, "-o", tmp_path / "b")
+    assert ended.code == 0
+    assert ended.out.splitlines()[-1] == "No report.html: plotly is not installed."
