@@ -215,8 +215,10 @@ def log_axes(panel: Panel, seq_lens: Sequence[int]) -> None:
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     span = math.log(last / first) or 1.0
+    grid = panel.get_gridspec()
+    room = 0.42 if grid is not None and grid.ncols > 1 else 0.25  # of its length, for names
     named = not panel.figure.legends
-    panel.set_xlim(first * 0.85, last * (math.exp(0.42 * span) if named else 1.18))
+    panel.set_xlim(first * 0.85, last * (math.exp(room * span) if named else 1.18))
     ticks = sorted(seq_lens)[:: 3 if len(seq_lens) > 8 else 1]  # noqa: PLR2004 - legible
     panel.set_xticks(ticks, [f"{t:,}" for t in ticks])
     panel.xaxis.set_minor_formatter(NullFormatter())
