@@ -37,7 +37,7 @@ FRAME_IN = 0.8
 """Of a panel's height, the most that is above and below its axes."""
 _MOST_OF_WIDTH = 0.4
 """Of a panel's width, for names at the ends of its lines."""
-_BETWEEN_TICKS = 0.25
+_BETWEEN_TICKS = 0.15
 """Of a number's height: the least room between two of them."""
 _OTHER_LABELS = 3
 """Lines with a name besides those of the strategies: the copy, a prepare or two."""
