@@ -54,7 +54,7 @@ class Table:
             caption_justify="left",
             caption_style="",
         )
-        for name, numeric in zip(self.header, self._numeric(), strict=True):
+        for name, numeric in zip(self.header, self.numeric(), strict=True):
             table.add_column(Text(name), justify="right" if numeric else "left")
         for row in self.rows:
             table.add_row(*map(Text, row))  # as Text: brackets are no markup
@@ -62,14 +62,15 @@ class Table:
 
     def markdown(self) -> str:
         """For a document."""
-        rule = ["---:" if numeric else "---" for numeric in self._numeric()]
+        rule = ["---:" if numeric else "---" for numeric in self.numeric()]
         escaped = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
         escaped.insert(1, rule)
         lines = [f"| {' | '.join(row)} |" for row in escaped]
         note = ["", self.note] if self.note else []
         return "\n".join([f"**{self.title}**", "", *lines, *note])
 
-    def _numeric(self) -> list[bool]:
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers alone."""
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
         return [all(cell[:1].isdigit() or cell == MISSING for cell in c) for c in columns]
 
