@@ -10,7 +10,7 @@ import hashlib
 import importlib.resources
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, assert_never
 
 import jinja2
 import pandas as pd
@@ -177,6 +177,8 @@ def _parts(parts: tuple[Part, ...], names: _Names) -> Iterator[dict[str, Any]]:
             case Details():
                 inner = list(_parts(part.parts, names))
                 yield {"kind": "details", "summary": part.summary, "parts": inner}
+            case _:
+                assert_never(part)
 
 
 def _inline(markdown: str) -> Markup:

@@ -3,6 +3,7 @@
 The page draws and filters; it computes no statistic but sums and quotients of what is here.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,14 @@ from kvbench.analysis.frame import CASE_FIELDS, main_group, timed
 from kvbench.analysis.gathering import beside_gathering
 from kvbench.analysis.speedup import speedups
 from kvbench.analysis.steps import PARTS, split, throughput
-from kvbench.cases import DEFAULTS, ONCE_A_STEP, OPS, WHOLE_STEPS
+from kvbench.cases import (
+    DEFAULTS,
+    OF_POOLS,
+    ONCE_A_STEP,
+    OPS,
+    WHOLE_STEPS,
+    without_meaning,
+)
 from kvbench.report.style import colour, line
 from kvbench.store import Run
 
@@ -27,6 +35,8 @@ _HELD = tuple("queries_per_kv_head" if name == "num_heads" else name for name in
 """num_heads follows num_kv_heads in most sweeps; what is held is their quotient."""
 _ALWAYS_SAID = ("batch", "block_size", "num_kv_heads", "head_dim", "dtype", "layout", "block_order")
 """Fields that a reader has to know even where they have their default."""
+_LOOPS = ("loop", "sdpa_loop", "loop+sdpa_loop")
+"""The loop over tokens, and what is made of it."""
 
 
 def payload(run: Run, frame: pd.DataFrame, layers: int) -> Json:
@@ -53,7 +63,9 @@ def payload(run: Run, frame: pd.DataFrame, layers: int) -> Json:
         "constant": {
             name: _plain(rows[name].iloc[0])
             for name in _HELD
-            if len(rows) and name not in {"op", *fields} and _is_said(name, rows[name].iloc[0])
+            if len(rows)
+            and name not in {"op", *fields}
+            and (name in _ALWAYS_SAID or rows[name].iloc[0] != _usual(name))
         },
         "strategies": [_looks(name) for name in names],
         "cases": _cases(rows, fields),
@@ -78,9 +90,10 @@ def to_json(data: Json) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _is_said(name: str, value: object) -> bool:
+def _usual(name: str) -> object:
+    """A field's default; None where it has none."""
     usual = 1 if name == "queries_per_kv_head" else DEFAULTS[name]
-    return name in _ALWAYS_SAID or value != usual
+    return None if usual is dataclasses.MISSING else usual
 
 
 def _looks(strategy: str) -> Json:
@@ -103,6 +116,8 @@ def _cases(rows: pd.DataFrame, fields: Sequence[str]) -> Json:
         places = {value: place for place, value in enumerate(values)}
         columns[name] = {
             "values": [_plain(value) for value in values],
+            # What goes without saying.
+            "usual": None if name in _ALWAYS_SAID else _plain(_usual(name)),
             "of": [places[value] for value in cases[name]],
         }
     return {
@@ -134,6 +149,7 @@ def _of_op(rows: pd.DataFrame, op: str, fields: Sequence[str], layers: int) -> J
     return {
         "once_a_step": op in ONCE_A_STEP,
         "whole_step": op in WHOLE_STEPS,
+        "silent": _silent(own, op),
         "setting": {} if runs.empty else _setting(runs, fields),
         "reference": reference,
         "speedups": _per_clock(own, lambda clock: speedups(own, reference, clock))
@@ -148,13 +164,23 @@ def _of_op(rows: pd.DataFrame, op: str, fields: Sequence[str], layers: int) -> J
     }
 
 
+def _silent(own: pd.DataFrame, op: str) -> list[str]:
+    """The fields that have no meaning for an op."""
+    found = set(OF_POOLS) if op == "index" else set()
+    pools = own[["layout", "cache_dtype"]].drop_duplicates().itertuples(index=False)
+    meanings = [set(without_meaning(op, layout, cache_dtype)) for layout, cache_dtype in pools]
+    if op == "index":
+        found.add("queries_per_kv_head")
+    return sorted(found | set.intersection(*meanings))
+
+
 def _reference(runs: pd.DataFrame, op: str) -> str | None:
     """The strategy that is 1: the op's loop; without one, that which has the most cases."""
     counts = runs["strategy"].value_counts()
     if counts.empty:
         return None
-    loop = f"{op}.loop"
-    return loop if loop in counts.index else str(min(counts[counts == counts.max()].index))
+    loops = [name for name in (f"{op}.{loop}" for loop in _LOOPS) if name in counts.index]
+    return loops[0] if loops else str(min(counts[counts == counts.max()].index))
 
 
 def _setting(runs: pd.DataFrame, fields: Iterable[str]) -> Json:

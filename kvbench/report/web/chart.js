@@ -5,12 +5,13 @@
 //   defaults(op, kind)         the settings to begin with, strings by name
 //   settle(op, kind, state)    makes whatever was asked for something that can be shown
 //   controls(op, kind, state)  the settings that there are, with their options
+//   strategies(op)             those that can be hidden; none where there is no such function
 //   view(op, kind, state, look)  traces and layout for Plotly; lines of points to walk with the
 //                              arrow keys; strategies shown; table; note; and why, if there is
 //                              nothing to show
 
 kv.chart = (() => {
-  const { element, run, data } = kv;
+  const { element, run } = kv;
   const coarse = matchMedia("(pointer: coarse)").matches;
   const CONFIG = {
     displayModeBar: false, responsive: true, scrollZoom: false, showTips: false,
@@ -50,7 +51,7 @@ kv.chart = (() => {
       hoverlabel: { align: "left", bgcolor: at.paper, font: { color: at.ink, size: 13 }, namelength: 0 },
       ...rest,
       xaxis: { ...axis, ...xaxis },
-      yaxis: { ...axis, ...numbers, ...yaxis },
+      yaxis: { ...axis, ...numbers, ...yaxis, title: { standoff: 14, ...yaxis.title } },
     };
   }
 
@@ -88,7 +89,7 @@ kv.chart = (() => {
   }
 
   // The strategies of an op as checkboxes that look as their lines do.
-  function makeLegend(title, numbers, hidden, onChange) {
+  function makeLegend(numbers, hidden, onChange) {
     const boxes = new Map();
     const list = element("div", { class: "strategies" });
     for (const number of numbers) {
@@ -136,7 +137,7 @@ kv.chart = (() => {
 
     function show() {
       const point = lines[at.line].points[at.point];
-      Plotly.Fx.hover(plot, [{ curveNumber: point.curve, pointNumber: point.point }]);
+      Plotly.Fx.hover(plot, [point.hover ?? { curveNumber: point.curve, pointNumber: point.point }]);
       live.textContent = point.text;
     }
 
@@ -236,13 +237,13 @@ kv.chart = (() => {
       state[name] = value;
       changed();
     });
-    const shownOps = [...new Set(data.rowsOf(op).filter(data.ok).map((row) => run.rows.strategy[row]))];
-    shownOps.sort((a, b) => (run.strategies[a].name < run.strategies[b].name ? -1 : 1));
-    const legend = module.legend ? makeLegend(id, shownOps, hidden, () => changed()) : null;
-    const swatches = element("div", { class: "strategies", hidden: module.legend === true });
-    controls.append(element("div", { class: "buttons" }, reset));
+    const hideable = module.strategies?.(op) ?? [];
+    hideable.sort((a, b) => (run.strategies[a].name < run.strategies[b].name ? -1 : 1));
+    const legend = hideable.length ? makeLegend(hideable, hidden, () => changed()) : null;
+    const swatches = element("div", { class: "strategies keys", hidden: true });
+    box.append(element("div", { class: "control" }, reset));
     const walk = makeWalk(plot, live);
-    figure.append(controls, why, plot, live, keys, legend ? legend.legend : swatches, note, table);
+    figure.append(controls, why, plot, live, keys, swatches, ...(legend ? [legend.legend] : []), note, table);
 
     function fillTable() {
       if (!table.open || current === null) return;
@@ -306,7 +307,7 @@ kv.chart = (() => {
       hidden.clear();
       for (const [name, value] of words) {
         if (name !== "hide") state[name] = value;
-        else value.split(".").map(Number).filter((n) => shownOps.includes(n)).forEach((n) => hidden.add(n));
+        else value.split(".").map(Number).filter((n) => hideable.includes(n)).forEach((n) => hidden.add(n));
       }
       start();
     }

@@ -103,7 +103,8 @@ kv.fastest = (() => {
       lines: grid.map((line, y) => ({
         name: `${state.rows} ${units.field(lines[y])}`,
         points: line.map((i, x) => ({ i, x })).filter(({ i }) => i !== undefined).map(({ i, x }) => ({
-          curve: 0, point: [y, x], x, y, text: told(op, i, state).join("; "),
+          // A cell has no number for Plotly: it is found by its place.
+          hover: { curveNumber: 0, xval: x, yval: y }, x, y, text: told(op, i, state).join("; "),
         })),
       })),
       layout: {
@@ -120,7 +121,7 @@ kv.fastest = (() => {
           found.tied[i] ? "yes" : "no",
         ]),
       },
-      note: `${filters.setting(fields, state)}. Cost of a step: ${cost}. In a cell: how many times as long the `
+      note: `${filters.setting(op, fields, of(op).case, [state.x, state.rows], state)}. Cost of a step: ${cost}. In a cell: how many times as long the `
         + "runner-up takes; ≈ where the interval of that includes 1. Wall clock.",
       why: here.length ? "" : of(op).case.length ? filters.why(fields, of(op).case, state)
         : `In no case of ${op} were two strategies timed.`,

@@ -29,7 +29,9 @@ kv.filters = (() => {
     return found;
   }
 
-  // The op's main setting first; else what most cases have, of these the one in the middle.
+  const USUAL = { seq_len: 512 }; // the size that the teaching series makes its claims for
+
+  // The op's main setting first; else what most cases have, of these the usual or the middle one.
   function preferred(op, field, numbers) {
     const found = counts(field, numbers);
     const main = cases.fields[field].values.indexOf(ops[op].setting[field]);
@@ -37,6 +39,8 @@ kv.filters = (() => {
     const most = Math.max(...found.values());
     const best = [...found].filter(([, count]) => count === most).map(([place]) => place);
     best.sort((a, b) => a - b);
+    const usual = cases.fields[field].values.indexOf(USUAL[field]);
+    if (best.includes(usual)) return usual;
     return best[Math.floor(best.length / 2)];
   }
 
@@ -82,11 +86,20 @@ kv.filters = (() => {
     return `${field} ${kv.units.field(cases.fields[field].values[Number(state[key(field)])])}`;
   }
 
-  // What all that is shown shares, in words.
-  function setting(fields, state) {
+  // What all that is shown shares, in words: what was chosen, and what all of these cases have.
+  // What an op knows nothing of, and a default that goes without saying, are left out.
+  function setting(op, fields, numbers, free, state) {
+    const { silent } = ops[op];
     const words = fields.map((field) => said(field, state));
-    const always = Object.entries(constant).map(([name, v]) => `${name} ${kv.units.field(v)}`);
-    return [...words, ...always].join(", ");
+    for (const [name, { values, of, usual }] of Object.entries(cases.fields)) {
+      const shown = fields.includes(name) || free.includes(name) || silent.includes(name);
+      const value = numbers.length ? values[of[numbers[0]]] : usual;
+      if (!shown && value !== usual) words.push(`${name} ${kv.units.field(value)}`);
+    }
+    for (const [name, value] of Object.entries(constant)) {
+      if (!silent.includes(name)) words.push(`${name} ${kv.units.field(value)}`);
+    }
+    return words.join(", ");
   }
 
   return { varying, matches, settle, controls, why, setting, key };

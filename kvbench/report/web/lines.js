@@ -126,7 +126,7 @@ kv.lines = (() => {
     const scales = [["log", "logarithmic"], ["linear", "linear"]];
     const reference = run.ops[op].reference;
     const yOptions = ys(op).map((name) => [
-      name, name === "speedup" ? `speed-up over ${reference}` : Y[name].label,
+      name, name === "speedup" ? `speed-up over ${reference}` : labelOf(name, state),
     ]);
     return [
       { name: "y", label: "Show", options: yOptions },
@@ -141,6 +141,15 @@ kv.lines = (() => {
       ...(isNumeric(state.x) ? [{ name: "xscale", label: "Horizontal scale", options: scales }] : []),
       { name: "yscale", label: "Vertical scale", options: scales },
     ];
+  }
+
+  const labelOf = (y, state) =>
+    (y === "time" && state.phase === "step" ? "time per step" : Y[y].label);
+
+  function title(op, state) {
+    const what = state.y === "speedup" ? `speed-up over ${run.ops[op].reference}` : labelOf(state.y, state);
+    const over = state.x === "seq_len" ? "" : ` over ${state.x === "layers" ? "layers" : state.x}`;
+    return `${op}: ${what}${over}`;
   }
 
   // { value, low, high } of a row as it is shown; null where there is none.
@@ -275,11 +284,12 @@ kv.lines = (() => {
     traces.push(...context(op, state, drawn, numeric, look));
     return {
       traces,
+      title: title(op, state),
       layout: layout(op, state, drawn, numeric, look),
       lines: walked,
       strategies: [...new Set(all.map((point) => rows.strategy[point.row]))],
       table: table(drawn, state),
-      note: note(op, state, fields, visible.length - drawn.length),
+      note: note(op, state, { fields, numbers }, visible.length - drawn.length),
       why: all.length === 0 ? nothing(op, state, found, fields, numbers)
         : drawn.length === 0 && visible.length === 0 ? "Every strategy is hidden: choose some below."
         : drawn.length === 0 ? "A logarithmic scale has no 0: choose a linear one." : "",
@@ -458,8 +468,9 @@ kv.lines = (() => {
     };
   }
 
-  function note(op, state, fields, without) {
-    const parts = [`${filters.setting(fields, state)}. ${state.clock} clock, median and its 95 % interval.`];
+  function note(op, state, { fields, numbers }, without) {
+    const free = state.x === "tokens" ? ["seq_len"] : [state.x];
+    const parts = [`${filters.setting(op, fields, numbers, free, state)}. ${state.clock} clock, median and its 95 % interval.`];
     if (state.y === "speedup") parts.push("Ratios within rounds; run alone, without prepare.");
     if (state.phase === "both") parts.push("Dotted: prepare, once a step.");
     if (state.phase === "step" && !run.ops[op].whole_step) {
@@ -473,5 +484,8 @@ kv.lines = (() => {
     return parts.join(" ");
   }
 
-  return { defaults, settle, controls, view, legend: true };
+  // Those that can be hidden.
+  const timed = (op) => [...new Set(data.rowsOf(op).filter(data.ok).map((row) => rows.strategy[row]))];
+
+  return { defaults, settle, controls, view, strategies: timed };
 })();

@@ -8,7 +8,8 @@ kv.rows = (() => {
   const COUNT = rows.case.length;
 
   const words = (column) => [...new Set(rows[column].of)].filter((n) => n >= 0).map((n) => rows[column].values[n]);
-  const seconds = (column) => (row) => (rows[column][row] === null ? null : units.seconds(rows[column][row]));
+  const known = (column, say) => (row) => (column[row] === null ? null : say(column[row]));
+  const seconds = (column) => known(column, units.seconds);
 
   // What is shown of a row, what it is sorted by, and whether it is a number.
   function columns() {
@@ -24,19 +25,22 @@ kv.rows = (() => {
         key: (row) => cases.fields[name].of[rows.case[row]],
       };
     });
+    const first = fields.filter(({ label }) => ["seq_len", "batch"].includes(label));
+    const { median_s, low_s, high_s, launches, copy_share, samples, resolved } = rows;
     return [
       { label: "strategy", text: (row) => data.strategy(row).name, key: (row) => data.strategy(row).name },
       ...["phase", "clock", "cache"].filter(varies).map((name) => word(name)),
+      ...first,
       word("status"),
-      ...fields,
-      number("median", seconds("median_s"), (row) => rows.median_s[row]),
-      number("low", seconds("low_s"), (row) => rows.low_s[row]),
-      number("high", seconds("high_s"), (row) => rows.high_s[row]),
-      number("launches", (row) => (rows.launches[row] === null ? null : units.field(rows.launches[row])), (row) => rows.launches[row]),
-      number("of the copy", (row) => (rows.copy_share[row] === null ? null : `${units.significant(100 * rows.copy_share[row])} %`), (row) => rows.copy_share[row]),
-      number("samples", (row) => (rows.samples[row] === null ? null : String(rows.samples[row])), (row) => rows.samples[row]),
+      number("median", seconds(median_s), (row) => median_s[row]),
+      number("low", seconds(low_s), (row) => low_s[row]),
+      number("high", seconds(high_s), (row) => high_s[row]),
+      number("launches", known(launches, units.field), (row) => launches[row]),
+      number("of the copy", known(copy_share, (share) => `${units.significant(100 * share)} %`), (row) => copy_share[row]),
+      ...fields.filter((field) => !first.includes(field)),
+      number("samples", known(samples, String), (row) => samples[row]),
       word("stopped_by", "ended by"),
-      { label: "resolved", text: (row) => (rows.resolved[row] === null ? null : rows.resolved[row] ? "yes" : "no"), key: (row) => rows.resolved[row] },
+      { label: "resolved", text: known(resolved, (flag) => (flag ? "yes" : "no")), key: (row) => resolved[row] },
       { ...word("reason"), wide: true },
     ];
   }
@@ -105,8 +109,8 @@ kv.rows = (() => {
       order.column = shown[column];
       resort();
     }));
-    const table = element("table", { class: "all-rows" },
-      element("caption", { class: "visually-hidden" }, "Rows of the run"), element("thead", {}, header), body);
+    const table = element("table", { class: "all-rows", "aria-label": "Rows of the run" },
+      element("thead", {}, header), body);
     const region = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Rows of the run" }, table);
     const step = (by) => () => {
       page += by;

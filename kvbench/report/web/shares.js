@@ -119,12 +119,15 @@ kv.shares = (() => {
           words(percent(row, "ratio")), isReference(row) ? words(percent(row, "share")) : "—",
         ]),
       },
-      note: `${filters.setting(fields, state)}. ${state.clock} clock. 100 %: the fastest attention that gathers, `
+      note: `${filters.setting(op, fields, numbersBy(state), [state.x], state)}. ${state.clock} clock. 100 %: the fastest attention that gathers, `
         + "whose gather is timed by itself as well. Median ratio within rounds with its 95 % interval.",
       why: here.length ? "" : shares.row.length ? filters.why(fields, numbersBy(state), state)
         : "No attention was timed with its gather apart.",
     };
   }
 
-  return { defaults, settle, controls, view, legend: true };
+  // Those that read blocks in place can be hidden.
+  const inPlace = () => [...new Set(shares.row.filter((row) => !isReference(row)).map((row) => rows.strategy[row]))];
+
+  return { defaults, settle, controls, view, strategies: inPlace };
 })();

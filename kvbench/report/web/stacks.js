@@ -112,6 +112,9 @@ kv.stacks = (() => {
     return kind === "breakdown" ? "µs per call" : "µs per token and layer";
   }
 
+  // Launches that a fit can't tell from the call have no part of their own.
+  const has = (kind, bar, place) => kind !== "breakdown" || bar.split || place !== 1;
+
   function partText(kind, bar, place) {
     const [, label] = KINDS[kind].parts[place];
     return kind === "breakdown" && place === 0 && !bar.split ? "the call and its launches" : label;
@@ -145,7 +148,7 @@ kv.stacks = (() => {
         points: there.map((bar, i) => {
           base[i] += heights[i];
           return { curve: traces.length - 1, point: i, x: i, y: base[i], text: told[i].join("; ") };
-        }),
+        }).filter(({ point }) => has(kind, there[point], place)),
       };
       return line;
     });
@@ -195,6 +198,7 @@ kv.stacks = (() => {
       rows: there.map((bar) => [
         text(bar),
         ...shownParts.map(([, place]) => {
+          if (!has(kind, bar, place)) return "—";
           const shown = bar.parts[place] * factor(kind, bar, state);
           return state.y === "share" ? `${units.significant(shown)} %` : `${units.significant(shown, 4)} µs`;
         }),
@@ -204,7 +208,7 @@ kv.stacks = (() => {
   }
 
   function note(op, kind, state, fields) {
-    const parts = [`${filters.setting(fields, state)}.`];
+    const parts = [`${filters.setting(op, fields, numbersOf(op, kind), [state.x], state)}.`];
     if (kind === "breakdown") {
       const refused = Object.keys(run.ops[op].without_fit);
       parts.push("Where a fit can't tell the call from its launches, both are in the call.");

@@ -65,7 +65,7 @@ kv.tables = (() => {
     const cell = (text, column) =>
       element("td", { class: numeric[column] ? "number" : null }, text);
     const table = element(
-      "table", {}, element("caption", {}, caption),
+      "table", { "aria-label": caption },
       element("thead", {}, element("tr", {}, ...header.map((text, column) =>
         element("th", { scope: "col", class: numeric[column] ? "number" : null }, text)))),
       element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell)))),
