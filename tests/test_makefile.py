@@ -157,16 +157,64 @@ def test_a_python_that_does_not_fit_is_named_before_anything_is_set_up(checkout,
     assert not (checkout / ".venv").exists()
 
 
-def test_ci_runs_make_test_in_the_checkout(tmp_path):
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    stub = executable(tmp_path / "bin" / "make", '#!/bin/sh\necho "$PWD: make $@"\nexit 7\n')
-    environment = {**os.environ, "PATH": f"{stub.parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        [script], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+CI = ROOT / ".ci" / "run"
+MAKE = """#!/bin/sh
+echo "$PWD: make $@ with a browser: ${KVBENCH_BROWSER:-no}"
+exit 7
+"""
+WORKING, BROKEN = "#!/bin/sh\necho Chromium 1\n", "#!/bin/sh\nexit 1\n"
+
+
+def ci_in(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
+    """.ci/run where there are these programs and the least that a script needs."""
+    for name in ("bash", "dirname", "env", "head", "ln", "sh"):
+        where = shutil.which(name)
+        assert where is not None
+        (folder / name).symlink_to(where)
+    for name, text in {"make": MAKE, "id": "#!/bin/sh\necho 0\n", **programs}.items():
+        executable(folder / name, text)
+    environment = {"PATH": str(folder)}
+    return subprocess.run(
+        [CI], capture_output=True, text=True, check=False, cwd=folder, env=environment
     )
-    assert done.stdout == f"{ROOT}: make test\n"
+
+
+def test_ci_runs_make_test_in_the_checkout_and_demands_the_browser_that_is_there(tmp_path):
+    assert os.access(CI, os.X_OK)
+    done = ci_in(tmp_path, **{"google-chrome": WORKING, "apt-get": BROKEN})
+    assert done.stdout == f"{ROOT}: make test with a browser: 1\n"
     # What fails there fails in CI.
+    assert done.returncode == 7
+
+
+APT = """#!/bin/sh
+echo "$@" >> {folder}/asked
+[ "$1" = update ] || ln -s {folder}/browser {folder}/chromium
+"""
+
+
+def test_ci_installs_a_browser_on_a_bare_machine(tmp_path):
+    done = ci_in(tmp_path, **{"browser": WORKING, "apt-get": APT.format(folder=tmp_path)})
+    assert done.stdout == f"{ROOT}: make test with a browser: 1\n"
+    assert "install -y -qq --no-install-recommends chromium" in (tmp_path / "asked").read_text()
+
+
+@pytest.mark.parametrize(
+    ("programs", "said"),
+    [
+        ({"apt-get": "#!/bin/sh\necho no such package\nexit 100\n"}, "no such package"),
+        ({"id": "#!/bin/sh\necho 1000\n", "apt-get": WORKING}, "found: none"),
+        ({"chromium-browser": BROKEN}, "chromium-browser"),
+        ({}, "found: none"),
+    ],
+    ids=["not to be had", "not root", "does not start", "no apt-get"],
+)
+def test_ci_says_why_there_is_no_browser_and_tests_the_rest(tmp_path, programs, said):
+    done = ci_in(tmp_path, **programs)
+    *reasons, last = done.stdout.splitlines()
+    assert said in "\n".join(reasons)
+    assert "tests in a browser are skipped" in reasons[-1]
+    assert last == f"{ROOT}: make test with a browser: no"
     assert done.returncode == 7
 
 

@@ -1,0 +1,585 @@
+"""The page of a report in a browser: what it shows, its keys, its looks, and that it fetches nothing.
+
+Needs a Chromium on the PATH; where KVBENCH_BROWSER is 1 a missing one is a failure.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from made import sweep_rows
+from made_report import HOSTILE, document, gpu_rows, hostile_rows, page_of, unresolved
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from kvbench import units
+from kvbench.analysis.frame import to_frame
+from kvbench.analysis.ranking import step_costs
+from kvbench.report.html import html
+from kvbench.store import load
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        why = f"no browser: expected one of {', '.join(NAMES)}"
+        if os.environ.get("KVBENCH_BROWSER") == "1":
+            pytest.fail(why)
+        pytest.skip(why)
+    # As root there is no sandbox to be had.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    """The pages of made runs, and of the reference run."""
+    folder = tmp_path_factory.mktemp("pages")
+    reference = load(ROOT / "results" / "reference-cpu")
+    frame = to_frame(reference.results)
+    slow = [unresolved(row) for row in sweep_rows(strategies=("loop",))]
+    texts = {
+        "gpu": page_of([*gpu_rows()]),
+        "unresolved": page_of(slow),
+        "hostile": page_of(hostile_rows(), " ".join(HOSTILE)),
+        "reference": html(document(frame), reference, frame, reference.info.layers),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text)
+    return {name: folder / f"{name}.html" for name in texts}
+
+
+@dataclass
+class Opened:
+    """Opens pages and notes what they fetch and what goes wrong in them."""
+
+    browser: Browser
+    files: dict[str, Path]
+    faults: list[str] = field(default_factory=list)
+
+    def __call__(self, name: str, *, size=WIDE, scheme="light", behind="", **options) -> Page:
+        context = self.browser.new_context(
+            viewport=size, color_scheme=scheme, reduced_motion="reduce", **options
+        )
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        address = self.files[name].as_uri()
+        page.on("console", lambda message: self.faults.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+
+        def requested(request):
+            if request.url.partition("#")[0] != address and not request.url.startswith("data:,"):
+                self.faults.append(f"request: {request.url[:100]}")
+
+        page.on("request", requested)
+        page.goto(address + behind)
+        return page
+
+
+@pytest.fixture
+def opened(browser, files) -> Iterator[Opened]:
+    opens = Opened(browser, files)
+    yield opens
+    for context in browser.contexts:
+        context.close()
+    assert opens.faults == []
+
+
+def chart(page: Page, name: str) -> Locator:
+    """A chart, drawn."""
+    figure = page.locator(f"figure#{name}")
+    figure.scroll_into_view_if_needed()
+    expect(figure.locator(".plot .main-svg").first.or_(figure.locator(".why:visible"))).to_be_attached()
+    return figure
+
+
+def draw_all(page: Page) -> None:
+    for figure in page.locator("figure.chart").all():
+        chart(page, figure.get_attribute("id"))
+
+
+def traces(figure: Locator) -> list[dict]:
+    """What is drawn, as Plotly has it."""
+    return figure.locator(".plot").evaluate(
+        "plot => plot.data.map(t => ({type: t.type, x: t.x, y: t.y, mode: t.mode, fill: t.fill,"
+        " text: t.hovertext, colour: (t.line || t.marker || {}).color}))"
+    )
+
+
+def lines(figure: Locator) -> dict[str, dict]:
+    """The lines that are drawn, by the name that their points say."""
+    drawn = [t for t in traces(figure) if t["mode"] == "lines+markers"]
+    return {t["text"][0].partition("<br>")[0]: t for t in drawn}
+
+
+def choose(figure: Locator, label: str, option: str) -> None:
+    figure.get_by_label(label, exact=True).select_option(label=option)
+
+
+def overflow(page: Page) -> int:
+    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+def assert_accessible(page: Page) -> None:
+    found = Axe().run(page).response["violations"]
+    bad = [
+        (each["impact"], each["id"], each["nodes"][0]["html"][:200])
+        for each in found
+        if each["impact"] in {"serious", "critical"}
+    ]
+    assert bad == []
+
+
+@pytest.mark.parametrize("name", ["gpu", "hostile", "reference", "unresolved"])
+def test_every_chart_is_drawn_without_an_error_and_nothing_is_fetched(opened, name):
+    page = opened(name)
+    draw_all(page)
+    title = page.title()
+    assert title != "taken"
+    for figure in page.locator("figure.chart").all():
+        # Drawn, or with the reason why not: never neither.
+        drawn, why = figure.locator(".plot:visible"), figure.locator(".why:visible")
+        assert drawn.count() + why.count() == 1
+        if why.count():
+            assert len(why.inner_text()) > 20
+
+
+@pytest.mark.parametrize(
+    ("size", "scheme"), [(WIDE, "light"), (WIDE, "dark"), (PHONE, "light"), (PHONE, "dark")]
+)
+def test_an_accessibility_checker_finds_nothing_serious(opened, size, scheme):
+    page = opened("gpu", size=size, scheme=scheme)
+    draw_all(page)
+    chart(page, "write-launch-overhead").locator(".values summary").click()
+    page.locator("details.more").first.locator("summary").first.click()
+    assert_accessible(page)
+
+
+@pytest.mark.parametrize("name", ["gpu", "hostile", "reference"])
+def test_a_phone_scrolls_in_one_direction(opened, name):
+    page = opened(name, size=PHONE)
+    assert overflow(page) == 0
+    for figure in page.locator("figure.chart").all()[:8]:
+        made = chart(page, figure.get_attribute("id"))
+        made.locator(".controls > summary").click()
+        made.locator(".values > summary").click()
+    assert overflow(page) == 0
+
+
+def test_without_scripts_text_and_tables_are_there_and_it_is_said_what_is_not(opened):
+    page = opened("gpu", java_script_enabled=False)
+    expect(page.locator("table").first).to_be_visible()
+    expect(page.get_by_text("This chart is drawn by JavaScript").first).to_be_visible()
+    expect(page.get_by_text("rows.csv")).to_be_visible()
+    expect(page.locator("#theme")).to_be_hidden()
+    assert overflow(page) == 0
+
+
+# Charts.
+
+
+def test_a_chart_shows_the_values_of_its_setting(opened):
+    figure = chart(opened("gpu"), "write-launch-overhead")
+    drawn = lines(figure)
+    assert {"write.loop", "write.slot_mapping", "write.slot_mapping, prepare"} <= set(drawn)
+    frame = to_frame(gpu_rows())
+    rows = frame[
+        (frame["strategy"] == "write.loop")
+        & (frame["clock"] == "wall")
+        & (frame["block_size"] == 16)
+        & (frame["block_order"] == "shuffled")
+        & (frame["status"] == "ok")
+    ].sort_values("seq_len")
+    assert drawn["write.loop"]["x"] == list(rows["seq_len"])
+    assert drawn["write.loop"]["y"] == pytest.approx(list(1e6 * rows["median_s"]))
+
+
+def test_a_chart_says_its_numbers_as_units_do(opened):
+    page = opened("gpu")
+    values = [1.234e-9, 5.5e-8, 9.999e-6, 1.00049e-3, 0.25, 3.3, 123.4, 98765.4]
+    assert page.evaluate("values => values.map(kv.units.seconds)", values) == [
+        units.format_seconds(value) for value in values
+    ]
+    sizes = [1, 1023, 1024, 5e6, 7e10]
+    assert page.evaluate("sizes => sizes.map(kv.units.bytes)", sizes) == [
+        units.format_bytes(size) for size in sizes
+    ]
+    assert page.evaluate("sizes => sizes.map(kv.units.bandwidth)", sizes) == [
+        units.format_bandwidth(size) for size in sizes
+    ]
+    given = [6.3e-6, 5.05e-6, 1.2e-3]
+    assert page.evaluate("t => kv.units.secondsInterval(...t)", given) == (
+        units.format_seconds_interval(*given)
+    )
+    told = ["12.3 µs", "6.30 (5.05 to 7.41) ms", "1,024", "1.5x (1.2 to 1.7)", "write.loop", "—"]
+    assert page.evaluate("told => told.map(kv.units.sortable)", told) == pytest.approx(
+        [1.23e-5, 6.3e-3, 1024, 1.5, None, None]
+    )
+
+
+def test_clock_axis_and_scale_are_switched(opened):
+    figure = chart(opened("gpu"), "write-launch-overhead")
+    wall = lines(figure)["write.loop"]["y"]
+    choose(figure, "Clock", "device")
+    assert lines(figure)["write.loop"]["y"] != pytest.approx(wall)
+    choose(figure, "Clock", "wall")
+    choose(figure, "over", "block_size")
+    assert lines(figure)["write.loop"]["x"] == [16, 64]
+    assert figure.get_by_label("seq_len", exact=True).input_value()
+    choose(figure, "over", "block_order")
+    assert lines(figure)["write.loop"]["x"] == ["sequential", "shuffled"]
+    expect(figure.get_by_label("Horizontal scale")).to_have_count(0)
+    choose(figure, "over", "seq_len")
+    axis = "plot => [plot.layout.xaxis.type, plot.layout.yaxis.type]"
+    assert figure.locator(".plot").evaluate(axis) == ["log", "log"]
+    choose(figure, "Vertical scale", "linear")
+    assert figure.locator(".plot").evaluate(axis) == ["log", "linear"]
+    figure.get_by_role("button", name="Reset").click()
+    assert figure.locator(".plot").evaluate(axis) == ["log", "log"]
+    assert lines(figure)["write.loop"]["y"] == pytest.approx(wall)
+
+
+def test_speed_up_bandwidth_and_share_are_of_runs_alone(opened):
+    figure = chart(opened("gpu"), "write-launch-overhead")
+    choose(figure, "Show", "speed-up over write.loop")
+    drawn = lines(figure)
+    assert set(drawn["write.loop"]["y"]) == {1}
+    assert "write.slot_mapping, prepare" not in drawn
+    expect(figure.get_by_label("Phase")).to_be_disabled()
+    expect(figure.get_by_role("heading")).to_have_text("write: speed-up over write.loop")
+    choose(figure, "Show", "bandwidth")
+    choose(figure, "Show", "share of the copy's bandwidth")
+    assert lines(figure)["write.loop"]["y"][0] == pytest.approx(50)
+
+
+def test_a_step_costs_prepare_and_as_many_runs_as_are_asked_for(opened):
+    figure = chart(opened("gpu"), "write-launch-overhead")
+    choose(figure, "Phase", "a whole step of L layers")
+    figure.get_by_label("L, layers of a step").fill("7")
+    figure.get_by_label("L, layers of a step").blur()
+    frame = to_frame(gpu_rows())
+    costs = step_costs(frame[frame["op"] == "write"], 7)
+    own = costs[
+        (costs["strategy"] == "write.slot_mapping")
+        & (costs["block_size"] == 16)
+        & (costs["block_order"] == "shuffled")
+    ].sort_values("seq_len")
+    assert lines(figure)["write.slot_mapping"]["y"] == pytest.approx(list(1e6 * own["step_s"]))
+
+
+def test_a_field_that_varies_has_a_filter(opened):
+    figure = chart(opened("gpu"), "write-launch-overhead")
+    before = lines(figure)["write.loop"]["y"]
+    choose(figure, "block_order", "sequential")
+    assert lines(figure)["write.loop"]["y"] != before
+    # What all cases of the op share has none.
+    expect(figure.get_by_label("num_kv_heads", exact=True)).to_have_count(0)
+    expect(figure.locator(".note").first).to_contain_text("block_order sequential")
+
+
+def test_a_setting_without_cases_says_which_has_some(opened):
+    figure = chart(opened("gpu"), "attend-launch-overhead")
+    figure.get_by_label("batch", exact=True).select_option(index=1)
+    assert lines(figure)
+    page = opened("reference")
+    figure = chart(page, "write-launch-overhead")
+    choose(figure, "dtype", "fp32")
+    batches = figure.get_by_label("block_size", exact=True).locator("option").all_inner_texts()
+    (nothing,) = [text for text in batches if text.endswith("(nothing)")]
+    choose(figure, "block_size", nothing)
+    expect(figure.locator(".why")).to_contain_text("Nothing was timed with")
+    expect(figure.locator(".why")).to_contain_text("With ")
+    expect(figure.locator(".plot")).to_be_hidden()
+
+
+def test_strategies_are_hidden_and_shown(opened):
+    figure = chart(opened("gpu"), "write-launch-overhead")
+    figure.get_by_role("checkbox", name="loop").uncheck()
+    assert "write.loop" not in lines(figure)
+    assert "write.indexing" in lines(figure)
+    figure.get_by_role("button", name="None").click()
+    expect(figure.locator(".why")).to_contain_text("hidden")
+    figure.get_by_role("button", name="All").click()
+    assert "write.loop" in lines(figure)
+
+
+def test_a_zoomed_axis_stays_where_a_strategy_is_hidden(opened):
+    figure = chart(opened("gpu"), "write-launch-overhead")
+    plot = figure.locator(".plot")
+    plot.evaluate("p => Plotly.relayout(p, {'xaxis.range': [0.2, 1.5]})")
+    figure.get_by_role("checkbox", name="loop").uncheck()
+    assert plot.evaluate("p => p.layout.xaxis.range") == [0.2, 1.5]
+    figure.get_by_role("button", name="Reset").click()
+    assert plot.evaluate("p => p.layout.xaxis.range") != [0.2, 1.5]
+
+
+def test_an_unresolved_time_is_marked_and_said(opened):
+    figure = chart(opened("unresolved"), "write-launch-overhead")
+    rings = [t for t in traces(figure) if t["mode"] == "markers"]
+    assert [len(t["x"]) for t in rings] == [3]
+    assert "unresolved" in lines(figure)["write.loop"]["text"][0]
+
+
+def test_a_chart_has_its_values_as_a_table(opened):
+    figure = chart(opened("gpu"), "write-launch-overhead")
+    figure.locator(".values summary").click()
+    rows = figure.locator(".values tbody tr")
+    drawn = lines(figure)
+    expect(rows).to_have_count(sum(len(line["x"]) for line in drawn.values()))
+    first = rows.filter(has_text="write.loop").first.locator("td").all_inner_texts()
+    assert first[:3] == ["write.loop", "run", "1"]
+    assert float(first[3].replace(",", "")) == pytest.approx(drawn["write.loop"]["y"][0], rel=1e-3)
+
+
+def test_hostile_names_are_shown_as_they_are(opened):
+    page = opened("hostile")
+    figure = chart(page, "write-launch-overhead")
+    plot = figure.locator(".plot")
+    plot.focus()
+    seen = set()
+    for _ in range(2 * len(HOSTILE)):
+        page.keyboard.press("ArrowUp")
+        seen.add(figure.locator("[aria-live]").inner_text())
+    for text in HOSTILE:
+        assert any(text in said for said in seen), text
+        expect(figure.locator(".legend label", has_text=text)).to_have_count(1)
+    # Plotly's own markup stays text, too.
+    plot.evaluate(
+        "p => Plotly.Fx.hover(p, [{curveNumber: p.data.findIndex(t => t.hovertext"
+        " && t.hovertext[0].includes('bold')), pointNumber: 0}])"
+    )
+    expect(figure.locator(".hoverlayer")).to_contain_text("%{y} &lt;b&gt; $x^2$ <b>bold</b>")
+    assert page.title() != "taken"
+
+
+def test_a_view_can_be_shared_by_its_address(opened):
+    page = opened("gpu")
+    figure = chart(page, "write-launch-overhead")
+    choose(figure, "block_size", "64")
+    figure.get_by_role("checkbox", name="loop").uncheck()
+    behind = "#" + page.url.partition("#")[2]
+    assert behind.startswith("#write-launch-overhead?")
+    again = chart(opened("gpu", behind=behind), "write-launch-overhead")
+    assert again.get_by_label("block_size", exact=True).evaluate(
+        "s => s.selectedOptions[0].text"
+    ) == "64"
+    assert "write.loop" not in lines(again)
+    assert lines(again).keys() == lines(figure).keys()
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "#write-launch-overhead?y=nonsense&x=none&f.block_size=99&layers=-3&hide=77.x&xscale=3",
+        "#nowhere?x=1",
+        "#%E0%A4%A?x=1",
+    ],
+)
+def test_an_address_that_makes_no_sense_shows_the_usual(opened, behind):
+    figure = chart(opened("gpu", behind=behind), "write-launch-overhead")
+    assert "write.loop" in lines(figure)
+
+
+# Keys.
+
+
+def test_the_first_tab_skips_to_the_content(opened):
+    page = opened("gpu")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_class("skip")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+
+
+def test_tab_reaches_the_settings_the_chart_and_its_legend_in_that_order(opened):
+    page = opened("gpu")
+    figure = chart(page, "write-launch-overhead")
+    figure.locator(".controls > summary").focus()
+    seen = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        where = page.evaluate(
+            "() => { const e = document.activeElement; return e.closest('.controls') ? 'settings'"
+            " : e.matches('.plot') ? 'chart' : e.closest('.legend') ? 'legend'"
+            " : e.closest('.values') ? 'values' : 'beyond' }"
+        )
+        if where not in seen[-1:]:
+            seen.append(where)
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none"
+        if where == "beyond":
+            break
+    assert seen == ["settings", "chart", "legend", "values", "beyond"]
+
+
+def test_arrow_keys_walk_the_points_of_a_chart(opened):
+    page = opened("gpu")
+    figure = chart(page, "write-launch-overhead")
+    figure.locator(".plot").focus()
+    said = figure.locator("[aria-live]")
+    hover = figure.locator(".hoverlayer")
+    page.keyboard.press("ArrowRight")
+    first = said.inner_text()
+    assert re.match(r"write\.\w+; seq_len 1; [\d.]+ \(", first)
+    expect(hover).to_contain_text("seq_len 1")
+    page.keyboard.press("ArrowRight")
+    expect(said).to_contain_text("seq_len 8;")
+    expect(hover).to_contain_text("seq_len 8")
+    page.keyboard.press("End")
+    expect(said).to_contain_text("seq_len 512;")
+    page.keyboard.press("Home")
+    expect(said).to_have_text(first)
+    # Up and down meet every line at this place, the highest and the lowest last.
+    names = {first.partition(";")[0]}
+    for key in ("ArrowUp", "ArrowDown"):
+        for _ in range(12):
+            page.keyboard.press(key)
+            names.add(said.inner_text().partition(";")[0])
+    assert names == set(lines(figure))
+    page.keyboard.press("Escape")
+    expect(said).to_have_text("")
+    expect(hover.locator("text")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    "name", ["index-fastest", "step-amortisation", "attend-gather-share", "step-tokens-per-second"]
+)
+def test_every_kind_of_chart_is_walked(opened, name):
+    page = opened("gpu")
+    figure = chart(page, name)
+    figure.locator(".plot").focus()
+    page.keyboard.press("ArrowRight")
+    first = figure.locator("[aria-live]").inner_text()
+    expect(figure.locator(".hoverlayer text").first).to_be_attached()
+    page.keyboard.press("ArrowRight")
+    second = figure.locator("[aria-live]").inner_text()
+    assert len({"", first, second}) == 3
+
+
+def test_a_setting_that_is_changed_keeps_the_focus(opened):
+    page = opened("gpu")
+    figure = chart(page, "write-launch-overhead")
+    figure.get_by_label("over", exact=True).focus()
+    choose(figure, "over", "block_size")
+    expect(figure.get_by_label("over", exact=True)).to_be_focused()
+
+
+# Tables and rows.
+
+
+def column(table: Locator, place: int) -> list[str]:
+    return table.locator(f"tbody td:nth-child({place})").all_inner_texts()
+
+
+def test_a_table_is_sorted_by_its_header(opened):
+    table = opened("gpu").locator("table.sortable").first
+    head = table.locator("th").nth(1)
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    assert column(table, 2) == ["980 ns", "12.3 µs", "1.20 ms", "—"]
+    # A blank at the head of a row meant what was above it.
+    assert column(table, 1) == ["write.native", "write.loop", "write.native", "write.indexing"]
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "descending")
+    assert column(table, 2) == ["1.20 ms", "12.3 µs", "980 ns", "—"]
+    other = table.locator("th").first
+    other.get_by_role("button").press("Enter")
+    expect(head).not_to_have_attribute("aria-sort", re.compile("."))
+    assert column(table, 1) == sorted(column(table, 1))
+
+
+def test_rows_are_filtered_sorted_and_paged(opened):
+    page = opened("gpu")
+    rows = page.locator("#rows")
+    count = len(gpu_rows())
+    expect(rows.get_by_role("status")).to_have_text(f"Rows 1 to 100 of {count}.")
+    rows.get_by_role("button", name="Next").click()
+    expect(rows.get_by_role("status")).to_have_text(f"Rows 101 to 200 of {count}.")
+    rows.get_by_label("Status").select_option("unsupported")
+    expect(rows.locator("tbody tr")).to_have_count(1)
+    expect(rows.locator("tbody")).to_contain_text("no <GPU> here")
+    rows.get_by_label("Status").select_option("")
+    rows.get_by_label("Op").select_option("attend")
+    rows.get_by_label("Strategy").select_option("attend.native")
+    expect(rows.locator("tbody tr")).to_have_count(6)
+    median = rows.locator("th", has_text="median")
+    median.get_by_role("button").click()
+    expect(median).to_have_attribute("aria-sort", "ascending")
+    place = rows.locator("th").all_inner_texts().index("median") + 1
+    found = column(rows, place)
+    assert found == sorted(found, key=lambda text: (text[-2:] != "µs", float(text[:-3])))
+    rows.get_by_label("Op").select_option("")
+    rows.get_by_label("Strategy").select_option("")
+    rows.get_by_label("Text").fill("no <gpu>")
+    expect(rows.locator("tbody tr")).to_have_count(1)
+    rows.get_by_label("Text").fill("nothing like it")
+    expect(rows.get_by_role("status")).to_have_text(f"None of {count} rows has all of that.")
+
+
+def test_the_command_of_a_row_is_copied(opened):
+    page = opened("hostile", permissions=["clipboard-read", "clipboard-write"])
+    rows = page.locator("#rows")
+    rows.get_by_label("Text").fill("<!--<script>")
+    rows.get_by_role("button", name="Copy the command").first.click()
+    expect(rows.get_by_text("Copied").first).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == (
+        "kvbench run -s 'write.<!--<script>'"
+    )
+
+
+# Looks.
+
+
+def test_the_button_turns_light_to_dark_and_back(opened):
+    page = opened("gpu")
+    figure = chart(page, "write-launch-overhead")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light, line = page.evaluate(paper), lines(figure)["write.loop"]["colour"]
+    page.get_by_role("button", name="Use dark colours").click()
+    assert page.evaluate(paper) == "rgb(22, 25, 29)"
+    assert lines(figure)["write.loop"]["colour"] != line
+    page.get_by_role("button", name="Use light colours").click()
+    assert page.evaluate(paper) == light == "rgb(255, 255, 255)"
+    assert lines(figure)["write.loop"]["colour"] == line
+
+
+def test_the_system_decides_until_the_button_does(opened):
+    page = opened("gpu", scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(paper) == "rgb(22, 25, 29)"
+    page.get_by_role("button", name="Use light colours").click()
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+
+
+def test_on_paper_all_charts_are_drawn_and_nothing_is_to_press(opened):
+    page = opened("unresolved", scheme="dark")
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    for figure in page.locator("figure.chart").all():
+        expect(figure.locator(".plot .main-svg").first.or_(figure.locator(".why:visible"))).to_be_attached()
+    expect(page.locator("button:visible")).to_have_count(0)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_the_contents_stick_on_a_wide_screen_and_fold_on_a_phone(opened):
+    page = opened("gpu")
+    page.locator("#all").scroll_into_view_if_needed()
+    expect(page.locator(".toc-wide nav")).to_be_in_viewport()
+    expect(page.locator(".toc-narrow")).to_be_hidden()
+    page = opened("gpu", size=PHONE)
+    expect(page.locator(".toc-wide")).to_be_hidden()
+    page.locator(".toc-narrow summary").click()
+    page.locator(".toc-narrow").get_by_role("link", name="Every row").click()
+    expect(page.locator("#all h2")).to_be_in_viewport()
