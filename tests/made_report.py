@@ -150,6 +150,25 @@ def document(frame: pd.DataFrame, text: str = "") -> Document:
     )
 
 
+def chart_of_each_kind(frame: pd.DataFrame) -> Document:
+    """Every kind of part once, and every kind of chart."""
+    whole = document(frame)
+    ops = {"gather-share": "attend", "tokens-per-second": "step", "amortisation": "step"}
+    charts = tuple(Chart(kind, ops.get(kind, "write")) for kind in get_args(ChartKind))
+    others = [section for section in whole.sections if section.anchor not in set(frame["op"])]
+    return dataclasses.replace(whole, sections=(others[0], Section("c", "C", charts), *others[1:]))
+
+
+def small_rows() -> list[Result]:
+    """Few rows of which every kind of chart has something to show."""
+    return [
+        *sweep_rows(seq_lens=(1, 8, 64), kv_heads=(1, 8), strategies=("loop", "slot_mapping")),
+        *attend_rows(),
+        *step_rows(1),
+        *step_rows(8),
+    ]
+
+
 def page_of(rows: list[Result], text: str = "", **info) -> str:
     """The HTML of a run."""
     run = run_of(rows, **info)

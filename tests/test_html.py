@@ -60,7 +60,7 @@ class Page(HTMLParser):
         if tag == "script":
             self.scripts.append("")
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag):  # noqa: ARG002 - whichever ends
         self._in = ""
 
     def handle_data(self, data):

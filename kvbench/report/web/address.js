@@ -9,7 +9,7 @@ kv.address = (() => {
 
   // { id, words } of the address, null if it has none of a chart.
   function read() {
-    const [id, query] = decodeURI(location.hash.slice(1)).split("?");
+    const [id, query] = location.hash.slice(1).split("?");
     return query === undefined ? null : { id, words: [...new URLSearchParams(query)] };
   }
 

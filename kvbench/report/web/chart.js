@@ -203,8 +203,11 @@ kv.chart = (() => {
     const module = {
       fastest: kv.fastest, breakdown: kv.stacks, amortisation: kv.stacks, "gather-share": kv.shares,
     }[kind] ?? kv.lines;
-    if (!run.ops[op]) return null;
-    const heading = figure.querySelector("figcaption");
+    figure.querySelector(".unscripted").remove();
+    if (!run.ops[op]) {
+      figure.append(element("p", { class: "why" }, `The run has no row of ${op}.`));
+      return null;
+    }
     const title = figure.querySelector("h3");
     const hidden = new Set();
     let state = module.defaults(op, kind);
@@ -232,7 +235,7 @@ kv.chart = (() => {
       "details", { class: "values", ontoggle: () => fillTable() },
       element("summary", {}, "Values as a table"), values,
     );
-    const reset = element("button", { type: "button", onclick: () => restart() }, "Reset");
+    const reset = element("button", { type: "button", class: "reset", onclick: () => restart() }, "Reset");
     const settings = makeControls(box, id, (name, value) => {
       state[name] = value;
       changed();
@@ -297,9 +300,8 @@ kv.chart = (() => {
     function restart() {
       state = { ...initial };
       hidden.clear();
-      if (drawn && !plot.hidden) delete plot.layout?.uirevision;
       changed();
-      if (!plot.hidden) Plotly.relayout(plot, { "xaxis.autorange": true, "yaxis.autorange": true });
+      if (drawn && !plot.hidden) Plotly.relayout(plot, { "xaxis.autorange": true, "yaxis.autorange": true });
     }
 
     function restore(words) {
@@ -323,7 +325,6 @@ kv.chart = (() => {
       narrowBefore = figure.clientWidth < 560;
     }));
     let narrowBefore = figure.clientWidth < 560;
-    heading.classList.add("ready");
     return { id, figure, start: () => (drawn ? undefined : start()), restore };
   }
 

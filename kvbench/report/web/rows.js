@@ -71,6 +71,7 @@ kv.rows = (() => {
   }
 
   function mount(box) {
+    box.querySelector(".unscripted").remove();
     const shown = columns();
     const search = searchable(shown);
     const id = (name) => `${box.id}-${name}`;
