@@ -14,11 +14,15 @@ kv.chart = (() => {
   const { element, run } = kv;
   const coarse = matchMedia("(pointer: coarse)").matches;
   const CONFIG = {
-    displayModeBar: false, responsive: true, scrollZoom: false, showTips: false,
+    displayModeBar: false,
+    responsive: true,
+    scrollZoom: false,
+    showTips: false,
     doubleClick: "reset",
   };
-  const KEYS = "Left and right arrow keys walk along a line, up and down change lines, "
-    + "Home and End go to its ends, Escape leaves the point.";
+  const KEYS =
+    "Left and right arrow keys walk along a line, up and down change lines, " +
+    "Home and End go to its ends, Escape leaves the point.";
 
   function look(hidden, width) {
     const dark = kv.theme.dark();
@@ -28,7 +32,10 @@ kv.chart = (() => {
       return `rgba(${r},${g},${b},${alpha})`;
     };
     return {
-      hidden, colour, dark, faded,
+      hidden,
+      colour,
+      dark,
+      faded,
       faint: (strategy) => faded(colour(strategy), 0.2),
       muted: kv.theme.colour("muted"),
       ink: kv.theme.colour("ink"),
@@ -39,16 +46,36 @@ kv.chart = (() => {
   }
 
   function common(view, at, narrow) {
-    const axis = { gridcolor: at.grid, linecolor: at.muted, zeroline: false, automargin: true,
-      ticks: "outside", tickcolor: at.grid, fixedrange: coarse };
+    const axis = {
+      gridcolor: at.grid,
+      linecolor: at.muted,
+      zeroline: false,
+      automargin: true,
+      ticks: "outside",
+      tickcolor: at.grid,
+      fixedrange: coarse,
+    };
     const numbers = { tickformat: ",~r" };
     const { xaxis, yaxis, ...rest } = view.layout;
     return {
-      autosize: true, showlegend: false, hovermode: "closest", dragmode: coarse ? false : "zoom",
+      autosize: true,
+      showlegend: false,
+      hovermode: "closest",
+      dragmode: coarse ? false : "zoom",
       margin: { l: narrow ? 44 : 60, r: 12, t: 10, b: 48 },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: narrow ? 12 : 13, color: at.ink },
-      hoverlabel: { align: "left", bgcolor: at.paper, font: { color: at.ink, size: 13 }, namelength: 0 },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: {
+        family: getComputedStyle(document.body).fontFamily,
+        size: narrow ? 12 : 13,
+        color: at.ink,
+      },
+      hoverlabel: {
+        align: "left",
+        bgcolor: at.paper,
+        font: { color: at.ink, size: 13 },
+        namelength: 0,
+      },
       ...rest,
       xaxis: { ...axis, ...xaxis },
       yaxis: { ...axis, ...numbers, ...yaxis, title: { standoff: 14, ...yaxis.title } },
@@ -61,26 +88,42 @@ kv.chart = (() => {
 
     function make(control, id) {
       const input = control.number
-        ? element("input", { id, type: "number", min: 1, max: 10000, step: 1, inputmode: "numeric" })
+        ? element("input", {
+            id,
+            type: "number",
+            min: 1,
+            max: 10000,
+            step: 1,
+            inputmode: "numeric",
+          })
         : element("select", { id });
       input.addEventListener("change", () => onChange(control.name, input.value));
       const label = element("label", { for: id }, control.label);
-      return { wrapper: element("div", { class: "control" }, label, input), label, input, options: "" };
+      return {
+        wrapper: element("div", { class: "control" }, label, input),
+        label,
+        input,
+        options: "",
+      };
     }
 
     return (controls, state) => {
       const names = controls.map((control) => control.name);
       for (const [name, { wrapper }] of made) if (!names.includes(name)) wrapper.remove();
       controls.forEach((control, place) => {
-        if (!made.has(control.name)) made.set(control.name, make(control, `${title}-${control.name}`));
+        if (!made.has(control.name))
+          made.set(control.name, make(control, `${title}-${control.name}`));
         const { wrapper, label, input } = made.get(control.name);
         const options = JSON.stringify(control.options ?? null);
         if (!control.number && made.get(control.name).options !== options) {
-          input.replaceChildren(...control.options.map(([value, text]) => element("option", { value }, text)));
+          input.replaceChildren(
+            ...control.options.map(([value, text]) => element("option", { value }, text)),
+          );
           made.get(control.name).options = options;
         }
         input.value = state[control.name];
-        input.disabled = Boolean(control.disabled) || (!control.number && control.options.length < 2);
+        input.disabled =
+          Boolean(control.disabled) || (!control.number && control.options.length < 2);
         label.textContent = control.label;
         wrapper.title = control.why ?? "";
         if (box.children[place] !== wrapper) box.insertBefore(wrapper, box.children[place] ?? null);
@@ -111,10 +154,15 @@ kv.chart = (() => {
       onChange();
     };
     const legend = element(
-      "fieldset", { class: "legend" }, element("legend", {}, "Strategies"),
-      element("div", { class: "buttons" },
+      "fieldset",
+      { class: "legend" },
+      element("legend", {}, "Strategies"),
+      element(
+        "div",
+        { class: "buttons" },
         element("button", { type: "button", onclick: all(true) }, "All"),
-        element("button", { type: "button", onclick: all(false) }, "None")),
+        element("button", { type: "button", onclick: all(false) }, "None"),
+      ),
       list,
     );
     return {
@@ -137,7 +185,9 @@ kv.chart = (() => {
 
     function show() {
       const point = lines[at.line].points[at.point];
-      Plotly.Fx.hover(plot, [point.hover ?? { curveNumber: point.curve, pointNumber: point.point }]);
+      Plotly.Fx.hover(plot, [
+        point.hover ?? { curveNumber: point.curve, pointNumber: point.point },
+      ]);
       live.textContent = point.text;
     }
 
@@ -154,13 +204,20 @@ kv.chart = (() => {
       let best = null;
       lines.forEach((line, number) => {
         if (number === at.line || !line.points.length) return;
-        const nearest = line.points.reduce((least, point, place) =>
-          (Math.abs(point.x - here.x) < Math.abs(line.points[least].x - here.x) ? place : least), 0);
+        const nearest = line.points.reduce(
+          (least, point, place) =>
+            Math.abs(point.x - here.x) < Math.abs(line.points[least].x - here.x) ? place : least,
+          0,
+        );
         const point = line.points[nearest];
         // Of points as high, the order of lines decides, so that none is out of reach.
         const above = point.y - here.y || number - at.line;
         if (up ? above <= 0 : above >= 0) return;
-        const far = [Math.abs(point.x - here.x), Math.abs(point.y - here.y), Math.abs(number - at.line)];
+        const far = [
+          Math.abs(point.x - here.x),
+          Math.abs(point.y - here.y),
+          Math.abs(number - at.line),
+        ];
         if (best === null || less(far, best.far)) best = { line: number, point: nearest, far };
       });
       if (best !== null) at = { line: best.line, point: best.point };
@@ -172,12 +229,20 @@ kv.chart = (() => {
     };
 
     const moves = {
-      ArrowRight: () => { at.point = Math.min(at.point + 1, lines[at.line].points.length - 1); },
-      ArrowLeft: () => { at.point = Math.max(at.point - 1, 0); },
+      ArrowRight: () => {
+        at.point = Math.min(at.point + 1, lines[at.line].points.length - 1);
+      },
+      ArrowLeft: () => {
+        at.point = Math.max(at.point - 1, 0);
+      },
       ArrowUp: () => across(true),
       ArrowDown: () => across(false),
-      Home: () => { at.point = 0; },
-      End: () => { at.point = lines[at.line].points.length - 1; },
+      Home: () => {
+        at.point = 0;
+      },
+      End: () => {
+        at.point = lines[at.line].points.length - 1;
+      },
     };
 
     plot.addEventListener("keydown", (event) => {
@@ -200,9 +265,13 @@ kv.chart = (() => {
   // Brings a figure of the page to life. It is drawn when it is about to be seen.
   function mount(figure) {
     const { kind, op } = figure.dataset;
-    const module = {
-      fastest: kv.fastest, breakdown: kv.stacks, amortisation: kv.stacks, "gather-share": kv.shares,
-    }[kind] ?? kv.lines;
+    const module =
+      {
+        fastest: kv.fastest,
+        breakdown: kv.stacks,
+        amortisation: kv.stacks,
+        "gather-share": kv.shares,
+      }[kind] ?? kv.lines;
     figure.querySelector(".unscripted").remove();
     if (!run.ops[op]) {
       figure.append(element("p", { class: "why" }, `The run has no row of ${op}.`));
@@ -219,11 +288,16 @@ kv.chart = (() => {
     const id = figure.id;
     const box = element("div", { class: "control-grid" });
     const controls = element(
-      "details", { class: "controls", open: matchMedia("(min-width: 45rem)").matches },
-      element("summary", {}, "Settings"), box,
+      "details",
+      { class: "controls", open: matchMedia("(min-width: 45rem)").matches },
+      element("summary", {}, "Settings"),
+      box,
     );
     const plot = element("div", {
-      class: "plot", tabindex: 0, role: "application", "aria-roledescription": "chart",
+      class: "plot",
+      tabindex: 0,
+      role: "application",
+      "aria-roledescription": "chart",
       "aria-describedby": `${id}-keys`,
     });
     const why = element("p", { class: "why", hidden: true });
@@ -232,10 +306,16 @@ kv.chart = (() => {
     const note = element("p", { class: "note" });
     const values = element("div");
     const table = element(
-      "details", { class: "values", ontoggle: () => fillTable() },
-      element("summary", {}, "Values as a table"), values,
+      "details",
+      { class: "values", ontoggle: () => fillTable() },
+      element("summary", {}, "Values as a table"),
+      values,
     );
-    const reset = element("button", { type: "button", class: "reset", onclick: () => restart() }, "Reset");
+    const reset = element(
+      "button",
+      { type: "button", class: "reset", onclick: () => restart() },
+      "Reset",
+    );
     const settings = makeControls(box, id, (name, value) => {
       state[name] = value;
       changed();
@@ -246,13 +326,27 @@ kv.chart = (() => {
     const swatches = element("div", { class: "strategies keys", hidden: true });
     box.append(element("div", { class: "control" }, reset));
     const walk = makeWalk(plot, live);
-    figure.append(controls, why, plot, live, keys, swatches, ...(legend ? [legend.legend] : []), note, table);
+    figure.append(
+      controls,
+      why,
+      plot,
+      live,
+      keys,
+      swatches,
+      ...(legend ? [legend.legend] : []),
+      note,
+      table,
+    );
 
     function fillTable() {
       if (!table.open || current === null) return;
-      values.replaceChildren(kv.tables.make({
-        caption: title.textContent, header: current.table.header, rows: current.table.rows,
-      }));
+      values.replaceChildren(
+        kv.tables.make({
+          caption: title.textContent,
+          header: current.table.header,
+          rows: current.table.rows,
+        }),
+      );
     }
 
     function draw() {
@@ -271,8 +365,11 @@ kv.chart = (() => {
       legend?.update(at, current.strategies);
       if (current.swatches) {
         swatches.hidden = false;
-        swatches.replaceChildren(...current.swatches.map(({ text, drawing }) =>
-          element("span", { class: "key" }, drawing, text)));
+        swatches.replaceChildren(
+          ...current.swatches.map(({ text, drawing }) =>
+            element("span", { class: "key" }, drawing, text),
+          ),
+        );
       }
       walk(current.why ? [] : current.lines);
       if (!current.why) {
@@ -301,7 +398,8 @@ kv.chart = (() => {
       state = { ...initial };
       hidden.clear();
       changed();
-      if (drawn && !plot.hidden) Plotly.relayout(plot, { "xaxis.autorange": true, "yaxis.autorange": true });
+      if (drawn && !plot.hidden)
+        Plotly.relayout(plot, { "xaxis.autorange": true, "yaxis.autorange": true });
     }
 
     function restore(words) {
@@ -309,7 +407,12 @@ kv.chart = (() => {
       hidden.clear();
       for (const [name, value] of words) {
         if (name !== "hide") state[name] = value;
-        else value.split(".").map(Number).filter((n) => hideable.includes(n)).forEach((n) => hidden.add(n));
+        else
+          value
+            .split(".")
+            .map(Number)
+            .filter((n) => hideable.includes(n))
+            .forEach((n) => hidden.add(n));
       }
       start();
     }
@@ -320,10 +423,13 @@ kv.chart = (() => {
     }
 
     kv.theme.onChange(draw);
-    addEventListener("resize", kv.debounced(() => {
-      if (current && look(hidden, figure.clientWidth).narrow !== narrowBefore) draw();
-      narrowBefore = figure.clientWidth < 560;
-    }));
+    addEventListener(
+      "resize",
+      kv.debounced(() => {
+        if (current && look(hidden, figure.clientWidth).narrow !== narrowBefore) draw();
+        narrowBefore = figure.clientWidth < 560;
+      }),
+    );
     let narrowBefore = figure.clientWidth < 560;
     return { id, figure, start: () => (drawn ? undefined : start()), restore };
   }

@@ -7,7 +7,9 @@ kv.filters = (() => {
   // The fields that these cases differ in, but for the free ones.
   function varying(numbers, free) {
     return Object.entries(cases.fields)
-      .filter(([name, { of }]) => !free.includes(name) && numbers.some((n) => of[n] !== of[numbers[0]]))
+      .filter(
+        ([name, { of }]) => !free.includes(name) && numbers.some((n) => of[n] !== of[numbers[0]]),
+      )
       .map(([name]) => name);
   }
 
@@ -60,11 +62,16 @@ kv.filters = (() => {
   function controls(fields, numbers, state) {
     return fields.map((field) => {
       const all = counts(field, numbers);
-      const here = counts(field, numbers.filter((n) => matches(n, fields, state, field)));
-      const options = [...all.keys()].sort((a, b) => a - b).map((place) => {
-        const text = kv.units.field(cases.fields[field].values[place]);
-        return [String(place), here.has(place) ? text : `${text} (nothing)`];
-      });
+      const here = counts(
+        field,
+        numbers.filter((n) => matches(n, fields, state, field)),
+      );
+      const options = [...all.keys()]
+        .sort((a, b) => a - b)
+        .map((place) => {
+          const text = kv.units.field(cases.fields[field].values[place]);
+          return [String(place), here.has(place) ? text : `${text} (nothing)`];
+        });
       return { name: key(field), label: field, options, filter: true };
     });
   }
@@ -73,8 +80,12 @@ kv.filters = (() => {
   function why(fields, numbers, state) {
     const chosen = fields.map((field) => said(field, state)).join(", ");
     const ways = fields.flatMap((field) => {
-      const here = counts(field, numbers.filter((n) => matches(n, fields, state, field)));
-      const words = [...here.keys()].sort((a, b) => a - b)
+      const here = counts(
+        field,
+        numbers.filter((n) => matches(n, fields, state, field)),
+      );
+      const words = [...here.keys()]
+        .sort((a, b) => a - b)
         .map((place) => kv.units.field(cases.fields[field].values[place]));
       return words.length ? [`${field} ${words.join(" or ")}`] : [];
     });

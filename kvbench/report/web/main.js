@@ -7,14 +7,17 @@
   document.querySelectorAll(".rows").forEach((box) => kv.rows.mount(box));
 
   const charts = [...document.querySelectorAll("figure.chart")].map(kv.chart.mount).filter(Boolean);
-  const seen = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) {
-      if (isIntersecting) {
-        seen.unobserve(target);
-        charts.find(({ figure }) => figure === target).start();
+  const seen = new IntersectionObserver(
+    (entries) => {
+      for (const { isIntersecting, target } of entries) {
+        if (isIntersecting) {
+          seen.unobserve(target);
+          charts.find(({ figure }) => figure === target).start();
+        }
       }
-    }
-  }, { rootMargin: "400px" });
+    },
+    { rootMargin: "400px" },
+  );
   charts.forEach(({ figure }) => seen.observe(figure));
   addEventListener("beforeprint", () => charts.forEach(({ start }) => start()));
 

@@ -3,9 +3,20 @@
 
 kv.markers = (() => {
   const PLOTLY = {
-    o: "circle", s: "square", D: "diamond", d: "diamond-tall", "^": "triangle-up",
-    v: "triangle-down", "<": "triangle-left", ">": "triangle-right", p: "pentagon",
-    h: "hexagon", H: "hexagon2", "*": "star", X: "x", P: "cross",
+    o: "circle",
+    s: "square",
+    D: "diamond",
+    d: "diamond-tall",
+    "^": "triangle-up",
+    v: "triangle-down",
+    "<": "triangle-left",
+    ">": "triangle-right",
+    p: "pentagon",
+    h: "hexagon",
+    H: "hexagon2",
+    "*": "star",
+    X: "x",
+    P: "cross",
   };
 
   // Corners of a regular shape of radius 5 around 0, the first at so many degrees from the top.
@@ -19,9 +30,19 @@ kv.markers = (() => {
 
   const PLUS = "-2,-5 2,-5 2,-2 5,-2 5,2 2,2 2,5 -2,5 -2,2 -5,2 -5,-2 -2,-2";
   const SHAPES = {
-    s: "-4,-4 4,-4 4,4 -4,4", D: corners(4), d: "0,-5 3,0 0,5 -3,0", "^": corners(3),
-    v: corners(3, 180), "<": corners(3, 270), ">": corners(3, 90), p: corners(5),
-    h: corners(6), H: corners(6, 30), "*": corners(10, 0, 2.2), P: PLUS, X: PLUS,
+    s: "-4,-4 4,-4 4,4 -4,4",
+    D: corners(4),
+    d: "0,-5 3,0 0,5 -3,0",
+    "^": corners(3),
+    v: corners(3, 180),
+    "<": corners(3, 270),
+    ">": corners(3, 90),
+    p: corners(5),
+    h: corners(6),
+    H: corners(6, 30),
+    "*": corners(10, 0, 2.2),
+    P: PLUS,
+    X: PLUS,
   };
 
   function plotly(strategy) {
@@ -30,14 +51,22 @@ kv.markers = (() => {
 
   function swatch(strategy, colour) {
     const looks = {
-      fill: strategy.hollow ? "none" : colour, stroke: colour, "stroke-width": 1.2,
+      fill: strategy.hollow ? "none" : colour,
+      stroke: colour,
+      "stroke-width": 1.2,
     };
-    const shape = strategy.marker === "o"
-      ? kv.svg("circle", { r: 4, ...looks })
-      : kv.svg("polygon", { points: SHAPES[strategy.marker], ...looks });
+    const shape =
+      strategy.marker === "o"
+        ? kv.svg("circle", { r: 4, ...looks })
+        : kv.svg("polygon", { points: SHAPES[strategy.marker], ...looks });
     if (strategy.marker === "X") shape.setAttribute("transform", "rotate(45)");
     const line = kv.svg("line", {
-      x1: -14, x2: 14, y1: 0, y2: 0, stroke: colour, "stroke-width": 1.8,
+      x1: -14,
+      x2: 14,
+      y1: 0,
+      y2: 0,
+      stroke: colour,
+      "stroke-width": 1.8,
       "stroke-dasharray": strategy.dashed ? "4 3" : "none",
     });
     const attributes = { class: "swatch", viewBox: "-15 -7 30 14", "aria-hidden": "true" };

@@ -4,24 +4,29 @@
 kv.stacks = (() => {
   const { run, data, units, filters } = kv;
   const { rows, cases, strategies } = run;
-  const US = 1e6;
+  const { US } = units;
 
   const KINDS = {
     breakdown: {
       parts: [
-        ["call_s", "the call", "part-a"], ["launches_s", "its launches", "part-b"],
+        ["call_s", "the call", "part-a"],
+        ["launches_s", "its launches", "part-b"],
         ["bytes_s", "moving its bytes", "part-c"],
       ],
       columns: (op) => run.ops[op].breakdown,
-      x: "strategy", share: true,
+      x: "strategy",
+      share: true,
     },
     amortisation: {
       parts: [
-        ["prepare_s", "prepare", "part-a"], ["write_s", "write", "part-b"],
-        ["attend_s", "attend", "part-c"], ["rest_s", "the rest of the model", "part-d"],
+        ["prepare_s", "prepare", "part-a"],
+        ["write_s", "write", "part-b"],
+        ["attend_s", "attend", "part-c"],
+        ["rest_s", "the rest of the model", "part-d"],
       ],
       columns: () => run.parts,
-      x: "num_layers", share: false,
+      x: "num_layers",
+      share: false,
     },
   };
 
@@ -31,18 +36,30 @@ kv.stacks = (() => {
     const name = `${op} ${kind}`;
     if (!found.has(name)) {
       const columns = KINDS[kind].columns(op);
-      found.set(name, new Map(columns.row.map((row, i) => [row, {
-        parts: KINDS[kind].parts.map(([part]) => columns[part][i]),
-        rest: columns.rest_s[i],
-        split: kind === "breakdown" ? Boolean(columns.split[i]) : true,
-      }])));
+      found.set(
+        name,
+        new Map(
+          columns.row.map((row, i) => [
+            row,
+            {
+              parts: KINDS[kind].parts.map(([part]) => columns[part][i]),
+              rest: columns.rest_s[i],
+              split: kind === "breakdown" ? Boolean(columns.split[i]) : true,
+            },
+          ]),
+        ),
+      );
     }
     return found.get(name);
   }
 
-  const numbersOf = (op, kind) => [...new Set([...partsOf(op, kind).keys()].map((row) => rows.case[row]))];
-  const strategiesOf = (op, kind) => [...new Set([...partsOf(op, kind).keys()].map((row) => rows.strategy[row]))]
-    .sort((a, b) => (strategies[a].name < strategies[b].name ? -1 : 1));
+  const numbersOf = (op, kind) => [
+    ...new Set([...partsOf(op, kind).keys()].map((row) => rows.case[row])),
+  ];
+  const strategiesOf = (op, kind) =>
+    [...new Set([...partsOf(op, kind).keys()].map((row) => rows.strategy[row]))].sort((a, b) =>
+      strategies[a].name < strategies[b].name ? -1 : 1,
+    );
 
   function xs(op, kind) {
     return ["strategy", ...filters.varying(numbersOf(op, kind), [])];
@@ -51,8 +68,15 @@ kv.stacks = (() => {
   function defaults(op, kind) {
     const options = xs(op, kind);
     const x = options.includes(KINDS[kind].x) ? KINDS[kind].x : "strategy";
-    return { x, y: KINDS[kind].share ? "share" : "time", strategy: String(run.ops[op].reference === null
-      ? strategiesOf(op, kind)[0] ?? 0 : data.numberOf(run.ops[op].reference)) };
+    return {
+      x,
+      y: KINDS[kind].share ? "share" : "time",
+      strategy: String(
+        run.ops[op].reference === null
+          ? (strategiesOf(op, kind)[0] ?? 0)
+          : data.numberOf(run.ops[op].reference),
+      ),
+    };
   }
 
   const fieldsOf = (op, kind, state) => filters.varying(numbersOf(op, kind), [state.x]);
@@ -70,30 +94,56 @@ kv.stacks = (() => {
   function controls(op, kind, state) {
     const names = strategiesOf(op, kind).map((number) => [String(number), strategies[number].name]);
     const whole = kind === "breakdown" ? "% of the measured time" : "% of a step";
-    const shown = kind === "breakdown" ? [["share", whole], ["time", "µs per call"]]
-      : [["time", "µs per token and layer"], ["share", whole]];
+    const shown =
+      kind === "breakdown"
+        ? [
+            ["share", whole],
+            ["time", "µs per call"],
+          ]
+        : [
+            ["time", "µs per token and layer"],
+            ["share", whole],
+          ];
     return [
       { name: "y", label: "Show", options: shown },
       { name: "x", label: "A bar for each", options: xs(op, kind).map((x) => [x, x]) },
       ...(state.x === "strategy" ? [] : [{ name: "strategy", label: "Strategy", options: names }]),
       ...filters.controls(fieldsOf(op, kind, state), numbersOf(op, kind), state),
-      ...(kind === "amortisation" ? [{
-        name: "rest", label: "The rest of the model", options: [["no", "left out"], ["yes", "shown"]],
-      }] : []),
+      ...(kind === "amortisation"
+        ? [
+            {
+              name: "rest",
+              label: "The rest of the model",
+              options: [
+                ["no", "left out"],
+                ["yes", "shown"],
+              ],
+            },
+          ]
+        : []),
     ];
   }
 
   function bars(op, kind, state) {
     const fields = fieldsOf(op, kind, state);
-    const all = [...partsOf(op, kind)].filter(([row]) =>
-      filters.matches(rows.case[row], fields, state)
-      && (state.x === "strategy" || rows.strategy[row] === Number(state.strategy)));
+    const all = [...partsOf(op, kind)].filter(
+      ([row]) =>
+        filters.matches(rows.case[row], fields, state) &&
+        (state.x === "strategy" || rows.strategy[row] === Number(state.strategy)),
+    );
     const bar = ([row, of]) => ({
-      row, ...of,
-      x: state.x === "strategy" ? strategies[rows.strategy[row]].name : data.value(state.x, rows.case[row]),
+      row,
+      ...of,
+      x:
+        state.x === "strategy"
+          ? strategies[rows.strategy[row]].name
+          : data.value(state.x, rows.case[row]),
     });
-    const order = state.x === "strategy" ? (a, b) => (a.x < b.x ? -1 : 1)
-      : (a, b) => cases.fields[state.x].values.indexOf(a.x) - cases.fields[state.x].values.indexOf(b.x);
+    const order =
+      state.x === "strategy"
+        ? (a, b) => (a.x < b.x ? -1 : 1)
+        : (a, b) =>
+            cases.fields[state.x].values.indexOf(a.x) - cases.fields[state.x].values.indexOf(b.x);
     return all.map(bar).sort(order);
   }
 
@@ -101,11 +151,13 @@ kv.stacks = (() => {
   function factor(kind, bar, state) {
     const { row } = bar;
     if (state.y === "share") return 100 / measured(kind, bar);
-    return kind === "breakdown" ? US : US / (cases.batch[rows.case[row]] * cases.num_layers[rows.case[row]]);
+    return kind === "breakdown"
+      ? US
+      : US / (cases.batch[rows.case[row]] * cases.num_layers[rows.case[row]]);
   }
 
-  const measured = (kind, bar) => (kind === "breakdown" ? rows.median_s[bar.row]
-    : bar.parts.reduce((sum, part) => sum + part, 0));
+  const measured = (kind, bar) =>
+    kind === "breakdown" ? rows.median_s[bar.row] : bar.parts.reduce((sum, part) => sum + part, 0);
 
   function unit(kind, state) {
     if (state.y === "share") return kind === "breakdown" ? "% of the measured time" : "% of a step";
@@ -123,46 +175,77 @@ kv.stacks = (() => {
   function view(op, kind, state, look) {
     const fields = fieldsOf(op, kind, state);
     const there = bars(op, kind, state);
-    const shownParts = KINDS[kind].parts.map((part, place) => [part, place])
+    const shownParts = KINDS[kind].parts
+      .map((part, place) => [part, place])
       .filter(([[name]]) => name !== "rest_s" || state.rest === "yes");
     const text = (bar) => (state.x === "strategy" ? bar.x : units.field(bar.x));
-    const short = (bar) => units.plain(state.x === "strategy" ? bar.x.slice(bar.x.indexOf(".") + 1) : text(bar));
+    const short = (bar) =>
+      units.plain(state.x === "strategy" ? bar.x.slice(bar.x.indexOf(".") + 1) : text(bar));
     const base = there.map(() => 0);
     const traces = [];
     const lines = shownParts.map(([[, label, colour], place]) => {
       const heights = there.map((bar) => bar.parts[place] * factor(kind, bar, state));
       const told = there.map((bar, i) => [
-        text(bar), `${partText(kind, bar, place)}: ${value(heights[i], kind, bar, place, state)}`,
-        ...(kind === "breakdown" ? [
-          `measured ${units.seconds(rows.median_s[bar.row])}`,
-          `the fit is off by ${units.significant((100 * bar.rest) / rows.median_s[bar.row])} %`,
-        ] : []),
+        text(bar),
+        `${partText(kind, bar, place)}: ${value(heights[i], kind, bar, place, state)}`,
+        ...(kind === "breakdown"
+          ? [
+              `measured ${units.seconds(rows.median_s[bar.row])}`,
+              `the fit is off by ${units.significant((100 * bar.rest) / rows.median_s[bar.row])} %`,
+            ]
+          : []),
       ]);
       traces.push({
-        type: "bar", x: there.map(short), y: heights, name: label, hoverinfo: "text", textposition: "none",
+        type: "bar",
+        x: there.map(short),
+        y: heights,
+        name: label,
+        hoverinfo: "text",
+        textposition: "none",
         marker: { color: kv.theme.colour(colour) },
         hovertext: told.map((parts) => parts.map(units.plain).join("<br>")),
       });
       const line = {
         name: label,
-        points: there.map((bar, i) => {
-          base[i] += heights[i];
-          return { curve: traces.length - 1, point: i, x: i, y: base[i], text: told[i].join("; ") };
-        }).filter(({ point }) => has(kind, there[point], place)),
+        points: there
+          .map((bar, i) => {
+            base[i] += heights[i];
+            return {
+              curve: traces.length - 1,
+              point: i,
+              x: i,
+              y: base[i],
+              text: told[i].join("; "),
+            };
+          })
+          .filter(({ point }) => has(kind, there[point], place)),
       };
       return line;
     });
     if (kind === "breakdown") traces.push(markers(there, short, kind, state, look));
-    const swatches = shownParts.map(([[, label, colour]]) => ({ text: label, drawing: square(colour) }));
-    if (kind === "breakdown") swatches.push({ text: "measured", drawing: kv.element("span", { class: "key-line" }) });
+    const swatches = shownParts.map(([[, label, colour]]) => ({
+      text: label,
+      drawing: square(colour),
+    }));
+    if (kind === "breakdown")
+      swatches.push({ text: "measured", drawing: kv.element("span", { class: "key-line" }) });
     return {
-      traces, lines, swatches, strategies: [],
-      title: kind === "breakdown" ? `${op}: what a call's time is made of, by the fit`
-        : "step: what prepare, write and attend take of each token and layer",
+      traces,
+      lines,
+      swatches,
+      strategies: [],
+      title:
+        kind === "breakdown"
+          ? `${op}: what a call's time is made of, by the fit`
+          : "step: what prepare, write and attend take of each token and layer",
       layout: {
-        barmode: "stack", bargap: 0.35,
-        xaxis: { type: "category", tickangle: there.length > (look.narrow ? 4 : 10) ? -35 : 0,
-          title: { text: state.x === "strategy" ? "" : units.plain(state.x) } },
+        barmode: "stack",
+        bargap: 0.35,
+        xaxis: {
+          type: "category",
+          tickangle: there.length > (look.narrow ? 4 : 10) ? -35 : 0,
+          title: { text: state.x === "strategy" ? "" : units.plain(state.x) },
+        },
         yaxis: { title: { text: unit(kind, state) }, rangemode: "tozero" },
       },
       table: table(there, kind, state, text, shownParts),
@@ -173,24 +256,32 @@ kv.stacks = (() => {
 
   function value(height, kind, bar, place, state) {
     const seconds = units.seconds(bar.parts[place]);
-    return state.y === "share" ? `${units.significant(height)} % (${seconds})`
-      : kind === "breakdown" ? seconds : `${units.significant(height)} µs per token and layer (${seconds} a step)`;
+    return state.y === "share"
+      ? `${units.significant(height)} % (${seconds})`
+      : kind === "breakdown"
+        ? seconds
+        : `${units.significant(height)} µs per token and layer (${seconds} a step)`;
   }
 
   // A call as it was measured: where the parts don't reach it, or go beyond, the fit is off.
   function markers(there, short, kind, state, look) {
     return {
-      type: "scatter", mode: "markers", hoverinfo: "skip", x: there.map(short),
+      type: "scatter",
+      mode: "markers",
+      hoverinfo: "skip",
+      x: there.map(short),
       y: there.map((bar) => rows.median_s[bar.row] * factor(kind, bar, state)),
       marker: { symbol: "line-ew", size: 22, line: { width: 2.5, color: look.ink } },
     };
   }
 
-  const square = (colour) => kv.element("span", { class: "key-square", style: `background: var(--${colour})` });
+  const square = (colour) =>
+    kv.element("span", { class: "key-square", style: `background: var(--${colour})` });
 
   function table(there, kind, state, text, shownParts) {
     const header = [
-      state.x, ...shownParts.map(([[, label]]) => label),
+      state.x,
+      ...shownParts.map(([[, label]]) => label),
       ...(kind === "breakdown" ? ["measured", "left over"] : []),
     ];
     return {
@@ -200,9 +291,13 @@ kv.stacks = (() => {
         ...shownParts.map(([, place]) => {
           if (!has(kind, bar, place)) return "—";
           const shown = bar.parts[place] * factor(kind, bar, state);
-          return state.y === "share" ? `${units.significant(shown)} %` : `${units.significant(shown, 4)} µs`;
+          return state.y === "share"
+            ? `${units.significant(shown)} %`
+            : `${units.significant(shown, 4)} µs`;
         }),
-        ...(kind === "breakdown" ? [units.seconds(rows.median_s[bar.row]), units.seconds(bar.rest)] : []),
+        ...(kind === "breakdown"
+          ? [units.seconds(rows.median_s[bar.row]), units.seconds(bar.rest)]
+          : []),
       ]),
     };
   }
@@ -226,7 +321,9 @@ kv.stacks = (() => {
       return filters.why(fields, numbers, state).replace("was timed", `was timed${who}`);
     }
     if (kind === "amortisation") return "No step has prepare, write and attend timed apart.";
-    const reasons = Object.entries(run.ops[op].without_fit).map(([name, reason]) => `${name}: ${reason}`);
+    const reasons = Object.entries(run.ops[op].without_fit).map(
+      ([name, reason]) => `${name}: ${reason}`,
+    );
     return `No strategy has a fit. ${reasons.join("; ") || "Nothing was timed whose launches are known."}`;
   }
 

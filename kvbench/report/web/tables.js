@@ -13,8 +13,7 @@ kv.tables = (() => {
   function compare(a, b, descending) {
     const [x, y] = [units.sortable(a), units.sortable(b)];
     if (a === "—" || b === "—") return (a === "—") - (b === "—");
-    const order = x !== null && y !== null ? x - y
-      : a.localeCompare(b, "en", { numeric: true });
+    const order = x !== null && y !== null ? x - y : a.localeCompare(b, "en", { numeric: true });
     return descending ? -order : order;
   }
 
@@ -65,14 +64,26 @@ kv.tables = (() => {
     const cell = (text, column) =>
       element("td", { class: numeric[column] ? "number" : null }, text);
     const table = element(
-      "table", { "aria-label": caption },
-      element("thead", {}, element("tr", {}, ...header.map((text, column) =>
-        element("th", { scope: "col", class: numeric[column] ? "number" : null }, text)))),
+      "table",
+      { "aria-label": caption },
+      element(
+        "thead",
+        {},
+        element(
+          "tr",
+          {},
+          ...header.map((text, column) =>
+            element("th", { scope: "col", class: numeric[column] ? "number" : null }, text),
+          ),
+        ),
+      ),
       element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell)))),
     );
     upgrade(table);
     return element(
-      "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${caption}: values` }, table,
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": `${caption}: values` },
+      table,
     );
   }
 

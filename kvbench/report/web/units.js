@@ -2,9 +2,26 @@
 // The page's counterpart of units.py: the only place here that scales seconds and bytes.
 
 kv.units = (() => {
-  const TIMES = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
-  const BYTES = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
-  const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
+  const US = 1e6; // microseconds of a second
+  const GB = 1e-9; // gigabytes of a byte
+  const TIMES = [
+    [1, "s"],
+    [1e-3, "ms"],
+    [1e-6, "µs"],
+    [1e-9, "ns"],
+  ];
+  const BYTES = [
+    [2 ** 30, "GiB"],
+    [2 ** 20, "MiB"],
+    [2 ** 10, "KiB"],
+    [1, "B"],
+  ];
+  const RATES = [
+    [1e9, "GB/s"],
+    [1e6, "MB/s"],
+    [1e3, "kB/s"],
+    [1, "B/s"],
+  ];
 
   // To so many significant digits, never in scientific notation.
   function significant(value, digits = 3) {
@@ -58,9 +75,23 @@ kv.units = (() => {
 
   // What a cell says as a number to sort by, null if it is none: "12.3 µs", "1,024", "1.2x", "5 %".
   const UNITS = new Map([
-    ["", 1], ["x", 1], ["%", 1], ["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9], ["B", 1],
-    ["KiB", 2 ** 10], ["MiB", 2 ** 20], ["GiB", 2 ** 30], ["B/s", 1], ["kB/s", 1e3],
-    ["MB/s", 1e6], ["GB/s", 1e9], ["min", 60], ["h", 3600],
+    ["", 1],
+    ["x", 1],
+    ["%", 1],
+    ["s", 1],
+    ["ms", 1e-3],
+    ["µs", 1e-6],
+    ["ns", 1e-9],
+    ["B", 1],
+    ["KiB", 2 ** 10],
+    ["MiB", 2 ** 20],
+    ["GiB", 2 ** 30],
+    ["B/s", 1],
+    ["kB/s", 1e3],
+    ["MB/s", 1e6],
+    ["GB/s", 1e9],
+    ["min", 60],
+    ["h", 3600],
   ]);
   const NUMBER = /^([-−]?\d[\d,]*(?:\.\d+)?)\s*(x|%|[nµm]?s|[KMG]iB|[kMG]?B\/s|B|min|h)?(?![\w.])/;
 
@@ -74,6 +105,15 @@ kv.units = (() => {
   }
 
   return {
-    significant, seconds, secondsInterval, bytes, bandwidth, field, plain, sortable,
+    US,
+    GB,
+    significant,
+    seconds,
+    secondsInterval,
+    bytes,
+    bandwidth,
+    field,
+    plain,
+    sortable,
   };
 })();
