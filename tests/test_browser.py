@@ -30,6 +30,7 @@ from kvbench import units
 from kvbench.analysis.frame import to_frame
 from kvbench.analysis.ranking import step_costs
 from kvbench.report.html import html
+from kvbench.report.style import colour
 from kvbench.store import load
 
 ROOT = Path(__file__).parents[1]
@@ -306,8 +307,11 @@ def test_speed_up_bandwidth_and_share_are_of_runs_alone(opened):
     assert "write.slot_mapping, prepare" not in drawn
     expect(figure.get_by_label("Phase")).to_be_disabled()
     expect(figure.get_by_role("heading")).to_have_text("write: speed-up over write.loop")
+    expect(figure.locator("figcaption p")).to_contain_text("How many times faster")
     choose(figure, "Show", "bandwidth")
+    expect(figure.locator("figcaption p")).to_contain_text("The least bytes")
     choose(figure, "Show", "share of the copy's bandwidth")
+    expect(figure.get_by_label("Vertical scale")).to_have_value("linear")
     assert lines(figure)["write.loop"]["y"][0] == pytest.approx(50)
 
 
@@ -620,7 +624,15 @@ def test_on_paper_all_charts_are_drawn_and_nothing_is_to_press(opened):
             figure.locator(".plot .main-svg").first.or_(figure.locator(".why:visible"))
         ).to_be_attached()
     expect(page.locator("button:visible:not(th button)")).to_have_count(0)
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+    printed = lines(page.locator("#write-launch-overhead"))["write.loop"]["colour"]
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen", color_scheme="dark")
+    assert page.evaluate(paper) == "rgb(22, 25, 29)"
+    assert printed == colour("write.loop")
+    shown = lines(page.locator("#write-launch-overhead"))["write.loop"]["colour"]
+    assert shown == colour("write.loop", dark=True)
 
 
 def test_the_contents_stick_on_a_wide_screen_and_fold_on_a_phone(opened):

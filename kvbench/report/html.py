@@ -91,6 +91,7 @@ def html(document: Document, run: Run, frame: pd.DataFrame, layers: int) -> str:
 
     scripts = [Markup(script) for script in (get_plotlyjs(), *map(_web, _SCRIPTS))]  # noqa: S704
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    how = {kind: words for kind, (_, words) in _CHARTS.items()}
     names = _Names({"top", "run-data", "theme", *(s.anchor for s in document.sections)})
     return _template().render(
         title=document.title,
@@ -100,7 +101,7 @@ def html(document: Document, run: Run, frame: pd.DataFrame, layers: int) -> str:
         "img-src data: blob:; base-uri 'none'; form-action 'none'",
         styles=[Markup(_web(name)) for name in _STYLES],  # noqa: S704 - ours
         # Its only "<" are escaped by `to_json`.
-        data=Markup(to_json(payload(run, frame, layers))),  # noqa: S704
+        data=Markup(to_json({**payload(run, frame, layers), "how": how})),  # noqa: S704
         scripts=scripts,
     )
 

@@ -278,6 +278,7 @@ kv.chart = (() => {
       return null;
     }
     const title = figure.querySelector("h3");
+    const words = figure.querySelector("figcaption p");
     const hidden = new Set();
     let state = module.defaults(op, kind);
     module.settle(op, kind, state);
@@ -318,6 +319,7 @@ kv.chart = (() => {
     );
     const settings = makeControls(box, id, (name, value) => {
       state[name] = value;
+      if (name === "y") delete state.yscale; // what suits the one need not suit the other
       changed();
     });
     const hideable = module.strategies?.(op) ?? [];
@@ -357,6 +359,7 @@ kv.chart = (() => {
       current = module.view(op, kind, state, at);
       settings(module.controls(op, kind, state), state);
       title.textContent = current.title ?? title.textContent;
+      if (current.how) words.textContent = current.how;
       plot.setAttribute("aria-label", title.textContent);
       why.hidden = !current.why;
       why.textContent = current.why;
@@ -389,9 +392,9 @@ kv.chart = (() => {
 
     // What differs from the beginning.
     function stateToSay() {
-      const words = Object.entries(state).filter(([name, value]) => initial[name] !== value);
-      if (hidden.size) words.push(["hide", [...hidden].sort((a, b) => a - b).join(".")]);
-      return words;
+      const changes = Object.entries(state).filter(([name, value]) => initial[name] !== value);
+      if (hidden.size) changes.push(["hide", [...hidden].sort((a, b) => a - b).join(".")]);
+      return changes;
     }
 
     function restart() {
@@ -402,10 +405,10 @@ kv.chart = (() => {
         Plotly.relayout(plot, { "xaxis.autorange": true, "yaxis.autorange": true });
     }
 
-    function restore(words) {
+    function restore(changes) {
       state = { ...initial };
       hidden.clear();
-      for (const [name, value] of words) {
+      for (const [name, value] of changes) {
         if (name !== "hide") state[name] = value;
         else
           value

@@ -15,6 +15,13 @@ kv.lines = (() => {
     return `${op}: ${what}${over}`;
   }
 
+  // How to read it: the sentence of the kind of chart that shows the like.
+  function how(state) {
+    if (state.x === "layers" || state.y === "layer") return run.how.layers;
+    const kind = { speedup: "speedup", bandwidth: "bandwidth", share: "bandwidth" }[state.y];
+    return run.how[kind ?? (state.y === "rate" ? "tokens-per-second" : "launch-overhead")];
+  }
+
   function view(op, kind, state, look) {
     const { numbers, fields, found } = fieldsOf(op, state);
     const all = points(op, state);
@@ -46,6 +53,7 @@ kv.lines = (() => {
     return {
       traces,
       title: title(op, state),
+      how: how(state),
       layout: layout(op, state, drawn, numeric, look),
       lines: walked,
       strategies: [...new Set(all.map((point) => rows.strategy[point.row]))],

@@ -125,7 +125,7 @@ kv.shares = (() => {
             symmetric: false,
             thickness: 1.2,
             width: 3,
-            color: look.muted,
+            color: "#808080", // seen on black and on white
             array: ratios.map((r) => r.high - r.middle),
             arrayminus: ratios.map((r) => r.middle - r.low),
           },

@@ -26,6 +26,18 @@ kv.theme = (() => {
       changed();
     });
     system.addEventListener("change", changed);
+    // Paper is white.
+    let before;
+    addEventListener("beforeprint", () => {
+      before = root.dataset.theme;
+      root.dataset.theme = "light";
+      changed();
+    });
+    addEventListener("afterprint", () => {
+      if (before === undefined) delete root.dataset.theme;
+      else root.dataset.theme = before;
+      changed();
+    });
     changed();
   }
 
