@@ -383,6 +383,17 @@ def test_an_unresolved_time_is_marked_and_said(opened):
     assert "unresolved" in lines(figure)["write.loop"]["text"][0]
 
 
+def test_where_the_bytes_of_a_call_outgrow_the_cache_is_marked(opened):
+    figure = chart(opened.once("reference"), "write-bandwidth")
+    notes = figure.locator(".plot").evaluate("p => p.layout.annotations.map((a) => [a.text, a.x])")
+    ((text, x),) = notes
+    assert text == "fits 32.0 MiB cache"
+    # 8 heads of 128 in bf16 move 8 KiB a token.
+    assert 10**x == pytest.approx(4096)
+    choose(figure, "Show", "speed-up over write.loop")
+    assert not figure.locator(".plot").evaluate("p => p.layout.annotations")
+
+
 def test_a_chart_has_its_values_as_a_table(opened):
     figure = chart(opened.once("gpu"), "write-launch-overhead")
     figure.locator(".values summary").click()

@@ -271,7 +271,11 @@ kv.stacks = (() => {
       hoverinfo: "skip",
       x: there.map(short),
       y: there.map((bar) => rows.median_s[bar.row] * factor(kind, bar, state)),
-      marker: { symbol: "line-ew", size: look.narrow ? 12 : 22, line: { width: 2.5, color: look.ink } },
+      marker: {
+        symbol: "line-ew",
+        size: look.narrow ? 12 : 22,
+        line: { width: 2.5, color: look.ink },
+      },
     };
   }
 
