@@ -192,7 +192,7 @@ def test_every_part_is_there(gpu_page):
     for words in ("A report", "The answer", "and beyond", "12.3 µs", "A note", "Inside."):
         assert words in text
     assert "<b>no markup</b>" in text
-    assert {"strong", "code", "li", "noscript"} <= {tag for tag, _ in gpu_page.found}
+    assert {"strong", "code", "li", "nav"} <= {tag for tag, _ in gpu_page.found}
     assert len(gpu_page.all("table")) == 3
     assert len([a for a in gpu_page.all("details") if a.get("class") == "more"]) == 1
     frame = to_frame(gpu_rows())

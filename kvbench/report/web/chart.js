@@ -107,7 +107,9 @@ kv.chart = (() => {
       };
     }
 
-    return (controls, state) => {
+    return (all, state) => {
+      // A field that no case differs in is nothing to choose.
+      const controls = all.filter((control) => control.number || control.options.length);
       const names = controls.map((control) => control.name);
       for (const [name, { wrapper }] of made) if (!names.includes(name)) wrapper.remove();
       controls.forEach((control, place) => {
