@@ -37,6 +37,7 @@ kv.chart = (() => {
       dark,
       faded,
       faint: (strategy) => faded(colour(strategy), 0.2),
+      part: (name) => run.parts_of_a_time[name]?.[dark ? 1 : 0] ?? kv.theme.colour("muted"),
       muted: kv.theme.colour("muted"),
       ink: kv.theme.colour("ink"),
       paper: kv.theme.colour("paper"),
