@@ -92,6 +92,9 @@ def test_too_few_cells_and_bytes_that_never_vary_are_refused():
     assert isinstance(few, Refusal)
     assert "3 cells" in few.reason
     assert isinstance(same, Refusal)
+    flat = fit_model("flat", TOKENS, 4 * TOKENS, [1e-5] * len(TOKENS))
+    assert isinstance(flat, Refusal)
+    assert flat.reason == "every cell takes as long; expected times that vary"
     assert "as many bytes" in same.reason
 
 

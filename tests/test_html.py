@@ -35,6 +35,7 @@ from kvbench.analysis.speedup import speedups
 from kvbench.analysis.steps import split, throughput
 from kvbench.report.document import Chart, Document, Section, Text
 from kvbench.report.html import html
+from kvbench.report.palette import BACKGROUNDS
 from kvbench.report.payload import payload, to_json
 from kvbench.report.style import colour, marker
 
@@ -192,7 +193,7 @@ def test_every_part_is_there(gpu_page):
     for words in ("A report", "The answer", "and beyond", "12.3 µs", "A note", "Inside."):
         assert words in text
     assert "<b>no markup</b>" in text
-    assert {"strong", "code", "li", "noscript"} <= {tag for tag, _ in gpu_page.found}
+    assert {"strong", "code", "li", "nav"} <= {tag for tag, _ in gpu_page.found}
     assert len(gpu_page.all("table")) == 3
     assert len([a for a in gpu_page.all("details") if a.get("class") == "more"]) == 1
     frame = to_frame(gpu_rows())
@@ -280,6 +281,12 @@ def test_cases_have_the_values_of_the_frame():
     assert "head_dim" not in cases["fields"]
     assert data["constant"]["head_dim"] == 128
     assert "seed" not in data["constant"]
+
+
+def test_the_page_has_the_colours_that_strategies_are_told_apart_on():
+    style = (WEB / "page.css").read_text()
+    papers = re.findall(r"--paper: (#\w+);", style)
+    assert [paper.upper() for paper in papers] == [BACKGROUNDS[0], *[BACKGROUNDS[1]] * 2]
 
 
 def test_a_strategy_has_the_looks_of_its_figures():

@@ -22,13 +22,13 @@ from kvbench.cases import OPS
 from kvbench.errors import StoreError
 from kvbench.report import progress
 from kvbench.report.curves import launch_overhead_figure
-from kvbench.report.palette import legible
+from kvbench.report.palette import FLOORS, legible
 from kvbench.report.panels import pages, spread
 from kvbench.report.plots import figures, most_telling, sketches
 from kvbench.report.progress import Meter
 from kvbench.report.save import save_figure
 from kvbench.report.speedup import speedup_figure
-from kvbench.report.style import FLOOR_COLOUR, colour, line, marker
+from kvbench.report.style import colour, line, marker
 from kvbench.report.tables import (
     MISSING,
     Table,
@@ -143,7 +143,7 @@ def test_a_curve_is_a_line_per_strategy_a_dotted_prepare_and_the_copy():
             (colour("write.indexing"), "-", xs),
             (colour("write.slot_mapping"), "-", xs),
             (colour("write.slot_mapping"), ":", xs),
-            (FLOOR_COLOUR, "--", xs),
+            (FLOORS[0], "--", xs),
         ]
     )
     assert len(panel.collections) == 3  # the bands of the runs
@@ -228,7 +228,7 @@ def test_builtin_strategies_are_told_apart_by_colour_and_by_marker():
         # Those that gather are apart from those that don't by their width and hollow markers.
         gathering = [name for name in whole if name.startswith("attend.sdpa_")]
         for of_op in (gathering, [name for name in whole if name not in gathering]):
-            assert len({colour(name) for name in of_op} | {FLOOR_COLOUR}) == len(of_op) + 1
+            assert len({colour(name) for name in of_op} | {FLOORS[0]}) == len(of_op) + 1
             assert len({marker(name) for name in of_op}) == len(of_op)
         assert all(line(name) != line(other) for name in gathering for other in of_op)
     # A way of doing both has one colour; so have two ops that do each other's work.

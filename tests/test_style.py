@@ -5,7 +5,18 @@ import itertools
 import pytest
 
 from kvbench.cases import OPS
-from kvbench.report.palette import BACKGROUNDS, FAMILIES, FLOORS, MARKERS, OTHERS, contrast, ink_on
+from kvbench.report.palette import (
+    BACKGROUNDS,
+    FAMILIES,
+    FLOORS,
+    LEAST_CONTRAST_OF_TEXT,
+    MARKERS,
+    OTHERS,
+    PARTS,
+    contrast,
+    ink_on,
+    legible,
+)
 from kvbench.report.style import colour
 from kvbench.strategies import registry
 
@@ -13,7 +24,6 @@ registry.load_builtin()
 NAMES = [strategy.name for strategy in registry.all_strategies()]
 LEAST_CONTRAST = 3.0
 """What WCAG 2 asks of a line that carries a meaning."""
-LEAST_CONTRAST_OF_TEXT = 4.5
 
 
 def test_contrast_is_that_of_wcag():
@@ -30,6 +40,7 @@ def test_every_strategy_can_be_seen_on_its_background(dark):
     seen = {name: colour(name, dark=dark) for name in [*NAMES, "write.mine", "read.another"]}
     weak = {name: own for name, own in seen.items() if contrast(own, background) < LEAST_CONTRAST}
     assert weak == {}
+    assert all(contrast(pair[dark], background) >= LEAST_CONTRAST for pair in PARTS.values())
     rest = [FLOORS[dark], *(pair[dark] for pair in OTHERS)]
     assert all(contrast(own, background) >= LEAST_CONTRAST_OF_TEXT for own in rest)
 
@@ -74,6 +85,17 @@ def _oklab(own: str) -> tuple[float, ...]:
     )
 
 
+@pytest.mark.parametrize("background", BACKGROUNDS)
+def test_the_name_of_a_line_is_legible_and_of_its_colour(background):
+    for name in NAMES:
+        own = colour(name, dark=background != "#FFFFFF")
+        text = legible(own, background)
+        assert contrast(text, background) >= LEAST_CONTRAST_OF_TEXT
+        assert apart(own, text) < 0.15
+    assert legible("#000000", "#FFFFFF") == "#000000"
+    assert legible("#FFFFFF", "#FFFFFF") == "#737373"
+
+
 def test_text_on_any_colour_is_legible():
-    for own in {*itertools.chain(*FAMILIES.values(), *OTHERS, FLOORS)}:
+    for own in {*itertools.chain(*FAMILIES.values(), *PARTS.values(), *OTHERS, FLOORS)}:
         assert contrast(own, ink_on(own)) >= LEAST_CONTRAST_OF_TEXT

@@ -24,8 +24,8 @@ from kvbench.store import Run
 
 _SCRIPTS = (
     *("data.js", "dom.js", "units.js", "theme.js", "address.js", "markers.js", "filters.js"),
-    *("line_settings.js", "line_points.js", "lines.js", "stacks.js", "shares.js", "fastest.js"),
-    *("tables.js", "rows.js", "chart.js", "main.js"),
+    *("line_settings.js", "line_points.js", "line_context.js", "lines.js", "stacks.js"),
+    *("shares.js", "fastest.js", "tables.js", "rows.js", "chart.js", "main.js"),
 )
 """In this order: each uses what is above it."""
 _STYLES = ("page.css", "parts.css", "print.css")

@@ -74,12 +74,12 @@ OTHER_MARKER = "v"
 PARTS = {
     "prepare": ("#44597A", "#8DA6CC"),
     "write": ("#B5835A", "#D9A87C"),
-    "attend": ("#A9BCD6", "#4F6585"),
+    "attend": ("#7B96C1", "#5A7196"),
     "gather": ("#44597A", "#8DA6CC"),
-    "attention": ("#A9BCD6", "#4F6585"),
+    "attention": ("#7B96C1", "#5A7196"),
     "call": ("#44597A", "#8DA6CC"),
     "launches": ("#B5835A", "#D9A87C"),
-    "bytes": ("#A9BCD6", "#4F6585"),
+    "bytes": ("#7B96C1", "#5A7196"),
     "both": ("#7D6E63", "#B3A79B"),
 }
 """Of the parts of a time, which are no strategies: slate, tan and pale slate."""

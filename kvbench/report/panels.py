@@ -37,7 +37,7 @@ FRAME_IN = 0.8
 """Of a panel's height, the most that is above and below its axes."""
 _MOST_OF_WIDTH = 0.4
 """Of a panel's width, for names at the ends of its lines."""
-_BETWEEN_TICKS = 0.25
+_BETWEEN_TICKS = 0.15
 """Of a number's height: the least room between two of them."""
 _OTHER_LABELS = 3
 """Lines with a name besides those of the strategies: the copy, a prepare or two."""
@@ -215,8 +215,10 @@ def log_axes(panel: Panel, seq_lens: Sequence[int]) -> None:
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     span = math.log(last / first) or 1.0
+    grid = panel.get_gridspec()
+    room = 0.42 if grid is not None and grid.ncols > 1 else 0.25  # of its length, for names
     named = not panel.figure.legends
-    panel.set_xlim(first * 0.85, last * (math.exp(0.42 * span) if named else 1.18))
+    panel.set_xlim(first * 0.85, last * (math.exp(room * span) if named else 1.18))
     ticks = sorted(seq_lens)[:: 3 if len(seq_lens) > 8 else 1]  # noqa: PLR2004 - legible
     panel.set_xticks(ticks, [f"{t:,}" for t in ticks])
     panel.xaxis.set_minor_formatter(NullFormatter())

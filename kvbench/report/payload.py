@@ -26,6 +26,7 @@ from kvbench.cases import (
     WHOLE_STEPS,
     without_meaning,
 )
+from kvbench.report.palette import PARTS as PARTS_COLOURS
 from kvbench.report.style import colour, line
 from kvbench.store import Run
 
@@ -67,6 +68,7 @@ def payload(run: Run, frame: pd.DataFrame, layers: int) -> Json:
             and name not in {"op", *fields}
             and (name in _ALWAYS_SAID or rows[name].iloc[0] != _usual(name))
         },
+        "parts_of_a_time": PARTS_COLOURS,
         "strategies": [_looks(name) for name in names],
         "cases": _cases(rows, fields),
         "rows": _rows(rows, names),

@@ -28,8 +28,6 @@ from kvbench.report.palette import (
     ink_on,
 )
 
-FLOOR_COLOUR = FLOORS[0]
-
 
 @dataclass(frozen=True, slots=True)
 class Look:

@@ -37,6 +37,7 @@ kv.chart = (() => {
       dark,
       faded,
       faint: (strategy) => faded(colour(strategy), 0.2),
+      part: (name) => run.parts_of_a_time[name]?.[dark ? 1 : 0] ?? kv.theme.colour("muted"),
       muted: kv.theme.colour("muted"),
       ink: kv.theme.colour("ink"),
       paper: kv.theme.colour("paper"),
@@ -107,7 +108,9 @@ kv.chart = (() => {
       };
     }
 
-    return (controls, state) => {
+    return (all, state) => {
+      // A field that no case differs in is nothing to choose.
+      const controls = all.filter((control) => control.number || control.options.length);
       const names = controls.map((control) => control.name);
       for (const [name, { wrapper }] of made) if (!names.includes(name)) wrapper.remove();
       controls.forEach((control, place) => {

@@ -6,7 +6,6 @@ kv.lines = (() => {
   const { rows, cases, strategies } = run;
   const { defaults, settle, controls, fieldsOf, isNumeric, labelOf } = kv.lineSettings;
   const { points, unitOf, named, told } = kv.linePoints;
-  const { US, GB } = units;
 
   function title(op, state) {
     const what =
@@ -49,7 +48,7 @@ kv.lines = (() => {
       traces.push(curve(line, state, numeric, look));
     }
     traces.push(...unresolved(lines, numeric, look));
-    traces.push(...context(op, state, drawn, numeric, look));
+    traces.push(...kv.lineContext.traces(op, state, drawn, numeric, look));
     return {
       traces,
       title: title(op, state),
@@ -58,7 +57,7 @@ kv.lines = (() => {
       lines: walked,
       strategies: [...new Set(all.map((point) => rows.strategy[point.row]))],
       table: table(drawn, state),
-      note: note(op, state, { fields, numbers }, visible.length - drawn.length),
+      note: note(op, state, { fields, numbers }, drawn, visible.length - drawn.length),
       why:
         all.length === 0
           ? nothing(op, state, found, fields, numbers)
@@ -170,49 +169,6 @@ kv.lines = (() => {
     ];
   }
 
-  // What lines are held against: the same bytes at copy speed, or the strategy that is 1.
-  function context(op, state, drawn, numeric, look) {
-    const line = (x, y, text) => ({
-      type: "scatter",
-      mode: "lines",
-      x,
-      y,
-      hoverinfo: "text",
-      hovertext: x.map(() => units.plain(text)),
-      line: { color: look.muted, width: 1.4, dash: "dash" },
-    });
-    if (!drawn.length || !numeric || state.x === "layers") return [];
-    if (state.y === "time" && ["run", "both"].includes(state.phase) && moves(op)) {
-      const found = new Map();
-      for (const point of drawn) {
-        if (data.word("phase", point.row) === "run") {
-          found.set(point.x, (cases.least_bytes[rows.case[point.row]] / run.copy_bytes_per_s) * US);
-        }
-      }
-      const x = [...found.keys()].sort((a, b) => a - b);
-      const text = `the same bytes at copy speed, ${units.bandwidth(run.copy_bytes_per_s)}`;
-      return [
-        line(
-          x,
-          x.map((at) => found.get(at)),
-          text,
-        ),
-      ];
-    }
-    const level = { share: 100, bandwidth: run.copy_bytes_per_s * GB }[state.y];
-    if (level === undefined) return [];
-    const x = [...new Set(drawn.map((point) => point.x))].sort((a, b) => a - b);
-    return [
-      line(
-        x,
-        x.map(() => level),
-        `the copy, ${units.bandwidth(run.copy_bytes_per_s)}`,
-      ),
-    ];
-  }
-
-  const moves = (op) => !run.ops[op].once_a_step;
-
   function layout(op, state, drawn, numeric, look) {
     const label =
       state.x === "layers"
@@ -240,22 +196,7 @@ kv.lines = (() => {
         drawn.map((point) => point.value),
         look.narrow,
       );
-    const shapes =
-      state.y === "speedup"
-        ? [
-            {
-              type: "line",
-              xref: "paper",
-              x0: 0,
-              x1: 1,
-              y0: 1,
-              y1: 1,
-              layer: "below",
-              line: { color: look.muted, width: 1.4 },
-            },
-          ]
-        : [];
-    return { xaxis, yaxis, shapes };
+    return { xaxis, yaxis, ...kv.lineContext.marks(op, state, drawn, numeric, look) };
   }
 
   // Ticks of a logarithmic scale: 1, 2, 5, 10, … where they have room, else powers of ten.
@@ -322,7 +263,7 @@ kv.lines = (() => {
     };
   }
 
-  function note(op, state, { fields, numbers }, without) {
+  function note(op, state, { fields, numbers }, drawn, without) {
     const free = state.x === "tokens" ? ["seq_len"] : [state.x];
     const parts = [
       `${filters.setting(op, fields, numbers, free, state)}. By the ${state.clock} clock: median and its 95 % interval.`,
@@ -333,8 +274,11 @@ kv.lines = (() => {
       const layers = state.x === "layers" ? "L" : state.layers;
       parts.push(`A step is prepare + ${layers} × run; ends of the intervals are added.`);
     }
-    if (state.y === "time" && moves(op) && ["run", "both"].includes(state.phase)) {
+    if (state.y === "time" && !run.ops[op].once_a_step && ["run", "both"].includes(state.phase)) {
       parts.push("Dashed, grey: the same bytes at copy speed.");
+    }
+    if (drawn.some((point) => !rows.resolved[point.row])) {
+      parts.push("A ring: unresolved, under twice the time of an empty call by this clock.");
     }
     if (without) parts.push(`${without} points at 0 have no place on a logarithmic scale.`);
     return parts.join(" ");

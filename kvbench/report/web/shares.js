@@ -86,7 +86,7 @@ kv.shares = (() => {
         {
           y: gather,
           offsetgroup: "0",
-          marker: { color: kv.theme.colour("part-a") },
+          marker: { color: look.part("gather") },
         },
         firsts,
         (row) => percent(row, "share").middle,
@@ -98,7 +98,7 @@ kv.shares = (() => {
           y: gather.map((share) => 100 - share),
           base: gather,
           offsetgroup: "0",
-          marker: { color: kv.theme.colour("part-c") },
+          marker: { color: look.part("attention") },
         },
         firsts,
         () => 100,
@@ -145,8 +145,11 @@ kv.shares = (() => {
       strategies: others,
       title: "attend: gather + attention, and reading blocks in place",
       swatches: [
-        { text: "gather", drawing: square("background: var(--part-a)") },
-        { text: "attention over the copies", drawing: square("background: var(--part-c)") },
+        { text: "gather", drawing: square(`background: ${look.part("gather")}`) },
+        {
+          text: "attention over the copies",
+          drawing: square(`background: ${look.part("attention")}`),
+        },
       ],
       layout: {
         barmode: "group",

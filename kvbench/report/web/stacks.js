@@ -9,9 +9,9 @@ kv.stacks = (() => {
   const KINDS = {
     breakdown: {
       parts: [
-        ["call_s", "the call", "part-a"],
-        ["launches_s", "its launches", "part-b"],
-        ["bytes_s", "moving its bytes", "part-c"],
+        ["call_s", "the call", "call"],
+        ["launches_s", "its launches", "launches"],
+        ["bytes_s", "moving its bytes", "bytes"],
       ],
       columns: (op) => run.ops[op].breakdown,
       x: "strategy",
@@ -19,10 +19,10 @@ kv.stacks = (() => {
     },
     amortisation: {
       parts: [
-        ["prepare_s", "prepare", "part-a"],
-        ["write_s", "write", "part-b"],
-        ["attend_s", "attend", "part-c"],
-        ["rest_s", "the rest of the model", "part-d"],
+        ["prepare_s", "prepare", "prepare"],
+        ["write_s", "write", "write"],
+        ["attend_s", "attend", "attend"],
+        ["rest_s", "the rest of the model", "rest"],
       ],
       columns: () => run.parts,
       x: "num_layers",
@@ -167,9 +167,21 @@ kv.stacks = (() => {
   // Launches that a fit can't tell from the call have no part of their own.
   const has = (kind, bar, place) => kind !== "breakdown" || bar.split || place !== 1;
 
+  const areBoth = (kind, bar, place) => kind === "breakdown" && place === 0 && !bar.split;
+  const BOTH = "the call and its launches";
+
   function partText(kind, bar, place) {
-    const [, label] = KINDS[kind].parts[place];
-    return kind === "breakdown" && place === 0 && !bar.split ? "the call and its launches" : label;
+    return areBoth(kind, bar, place) ? BOTH : KINDS[kind].parts[place][1];
+  }
+
+  function partName(kind, bar, place) {
+    return areBoth(kind, bar, place) ? "both" : KINDS[kind].parts[place][2];
+  }
+
+  // What the parts of the fit leave of what was measured, or say too much.
+  function leftOver(bar) {
+    const share = units.significant(Math.abs((100 * bar.rest) / rows.median_s[bar.row]));
+    return bar.rest < 0 ? `the fit says ${share} % more` : `the fit leaves ${share} % of that`;
   }
 
   function view(op, kind, state, look) {
@@ -183,16 +195,13 @@ kv.stacks = (() => {
       units.plain(state.x === "strategy" ? bar.x.slice(bar.x.indexOf(".") + 1) : text(bar));
     const base = there.map(() => 0);
     const traces = [];
-    const lines = shownParts.map(([[, label, colour], place]) => {
+    const lines = shownParts.map(([[, label], place]) => {
       const heights = there.map((bar) => bar.parts[place] * factor(kind, bar, state));
       const told = there.map((bar, i) => [
         text(bar),
         `${partText(kind, bar, place)}: ${value(heights[i], kind, bar, place, state)}`,
         ...(kind === "breakdown"
-          ? [
-              `measured ${units.seconds(rows.median_s[bar.row])}`,
-              `the fit is off by ${units.significant((100 * bar.rest) / rows.median_s[bar.row])} %`,
-            ]
+          ? [`measured ${units.seconds(rows.median_s[bar.row])}`, leftOver(bar)]
           : []),
       ]);
       traces.push({
@@ -202,7 +211,7 @@ kv.stacks = (() => {
         name: label,
         hoverinfo: "text",
         textposition: "none",
-        marker: { color: kv.theme.colour(colour) },
+        marker: { color: there.map((bar) => look.part(partName(kind, bar, place))) },
         hovertext: told.map((parts) => parts.map(units.plain).join("<br>")),
       });
       const line = {
@@ -222,10 +231,16 @@ kv.stacks = (() => {
       };
       return line;
     });
-    if (kind === "breakdown") traces.push(markers(there, short, kind, state, look));
-    const swatches = shownParts.map(([[, label, colour]]) => ({
+    if (kind === "breakdown") traces.push(...markers(there, short, kind, state, look));
+    const named = new Map();
+    for (const [, place] of shownParts) {
+      for (const bar of there.filter((each) => has(kind, each, place))) {
+        named.set(partText(kind, bar, place), look.part(partName(kind, bar, place)));
+      }
+    }
+    const swatches = [...named].map(([label, colour]) => ({
       text: label,
-      drawing: square(colour),
+      drawing: kv.element("span", { class: "key-square", style: `background: ${colour}` }),
     }));
     if (kind === "breakdown")
       swatches.push({ text: "measured", drawing: kv.element("span", { class: "key-line" }) });
@@ -265,18 +280,17 @@ kv.stacks = (() => {
 
   // A call as it was measured: where the parts don't reach it, or go beyond, the fit is off.
   function markers(there, short, kind, state, look) {
-    return {
+    const mark = (width, color) => ({
       type: "scatter",
       mode: "markers",
       hoverinfo: "skip",
       x: there.map(short),
       y: there.map((bar) => rows.median_s[bar.row] * factor(kind, bar, state)),
-      marker: { symbol: "line-ew", size: look.narrow ? 12 : 22, line: { width: 2.5, color: look.ink } },
-    };
+      marker: { symbol: "line-ew", size: look.narrow ? 12 : 22, line: { width, color } },
+    });
+    // Edged, to be seen on every part.
+    return [mark(5, look.paper), mark(2.5, look.ink)];
   }
-
-  const square = (colour) =>
-    kv.element("span", { class: "key-square", style: `background: var(--${colour})` });
 
   function table(there, kind, state, text, shownParts) {
     const header = [
@@ -306,7 +320,7 @@ kv.stacks = (() => {
     const parts = [`${filters.setting(op, fields, numbersOf(op, kind), [state.x], state)}.`];
     if (kind === "breakdown") {
       const refused = Object.keys(run.ops[op].without_fit);
-      parts.push("Where a fit can't tell the call from its launches, both are in the call.");
+      parts.push("Where a fit can't tell a call from its launches, it has one part of both.");
       if (refused.length) parts.push(`Without a fit: ${refused.join(", ")}.`);
     } else {
       parts.push("Median times; prepare, paid once a step, is spread over its layers.");
