@@ -115,7 +115,7 @@ SMALL = {
     "kvbench run *num_kv_heads=1:8:*": "-a num_kv_heads=1,2",
     "kvbench check --load *": "-a op=write -a seq_len=1,20 -a head_dim=4 -a layout=NHD,HND "
     "-a slot_dtype=int64,int32",
-    "kvbench check": "-a op=write,read -a seq_len=1,20 -a head_dim=4",
+    "kvbench check -s *": "-a op=write -a seq_len=1,20 -a head_dim=4",
     "kvbench predict --gpu *": "--op write -a seq_len=1,64",
     "kvbench predict --bandwidth *": "-a seq_len=128,256 -a num_heads=8",
     "kvbench doctor": "--device cpu --calibrate 2",
