@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import cog
+import numpy as np
 import pandas as pd
 
 from kvbench import cli
@@ -18,7 +19,7 @@ from kvbench.analysis.crossover import Crossover, crossovers
 from kvbench.analysis.fit import fit_run
 from kvbench.analysis.frame import CASE_FIELDS, main_group, timed, to_frame
 from kvbench.analysis.prediction import premises
-from kvbench.analysis.ranking import standings, step_costs
+from kvbench.analysis.ranking import of_shared_cases, standings, step_costs
 from kvbench.analysis.statistics import ratio_interval
 from kvbench.axes import AXES
 from kvbench.cases import OPS, Case
@@ -42,6 +43,7 @@ ROOT = DOCS.parent
 REFERENCE = "results/reference-cpu"
 HELP_WIDTH = 100
 CLAIMED_TOKENS = 512
+SIZE_BANDS = 3
 
 
 @functools.cache
@@ -156,25 +158,30 @@ def gathered() -> tuple[str, ...]:
 
 
 def answer() -> Table:
-    """The fastest way of each op, in few lines."""
+    """The fastest way of each op, by size, in few lines."""
     lines = []
     for op in OPS:
-        costs = step_costs(frame()[frame()["op"] == op], reference().info.layers)
-        first, second, *_, last = standings(costs)
-        lines.append(
-            (
-                op,
-                f"`{first.strategy}`",
-                f"{first.fastest} of {first.cases}",
-                f"`{second.strategy}`, {significant(second.slowdown)}x",
-                f"`{last.strategy}`, {significant(last.slowdown)}x",
+        costs = of_shared_cases(step_costs(frame()[frame()["op"] == op], reference().info.layers))
+        sizes = sorted({int(n) for n in costs["seq_len"]})
+        for band in np.array_split(sizes, min(SIZE_BANDS, len(sizes))):
+            first, second, *_, last = standings(costs[costs["seq_len"].isin(band)])
+            span = f"{band[0]:,} to {band[-1]:,}" if len(band) > 1 else f"{band[0]:,}"
+            lines.append(
+                (
+                    op,
+                    span,
+                    f"`{first.strategy}`",
+                    f"{first.fastest} of {first.cases}",
+                    f"`{second.strategy}`, {significant(second.slowdown)}x",
+                    f"`{last.strategy}`, {significant(last.slowdown)}x",
+                )
             )
-        )
-    header = ("op", "the least on average", "fastest or tied in", "the next", "the last")
-    note = "Geometric means of a step's cost over the cases in which every strategy was timed; x: "
-    return Table(
-        "What a step costs, over all sizes", header, tuple(lines), f"{note}times the fastest's."
+    header = ("op", "seq_len", "costs the least", "fastest or tied in", "the next", "the last")
+    note = (
+        "Geometric means of a step's cost over the cases in which every strategy was timed; x: times "
+        "the fastest's."
     )
+    return Table("Who wins at which size", header, tuple(lines), note)
 
 
 def copies() -> Table:
