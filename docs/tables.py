@@ -178,8 +178,8 @@ def answer() -> Table:
             )
     header = ("op", "seq_len", "costs the least", "fastest or tied in", "the next", "the last")
     note = (
-        "Geometric means of a step's cost over the cases in which every strategy was timed; x: times "
-        "the fastest's."
+        "Geometric means of a step's cost over the cases in which every strategy was timed; x: "
+        "times the fastest's."
     )
     return Table("Who wins at which size", header, tuple(lines), note)
 
