@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import cog
+import numpy as np
 import pandas as pd
 
 from kvbench import cli
@@ -43,6 +44,7 @@ ROOT = DOCS.parent
 REFERENCE = "results/reference-cpu"
 HELP_WIDTH = 100
 CLAIMED_TOKENS = 512
+SIZE_BANDS = 3
 
 
 @functools.cache

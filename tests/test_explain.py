@@ -142,6 +142,12 @@ def test_the_claims_are_held_against_the_rows():
     assert "the gather is the copy" in so
 
 
+def test_a_loop_that_grows_a_thousandfold_is_told_without_an_exponent():
+    rows = [result("write.loop", (s,) * 5, seq_len=n) for n, s in ((1, 1e-6), (512, 1.5236e-3))]
+    grown, _ = claims(rows)["“the Python loop over tokens is gone”"]
+    assert grown == "time at 512 tokens over time at 1: loop 1520x"
+
+
 def test_a_run_without_the_rows_says_so_instead_of_a_number():
     found = claims([result("write.index_copy", seq_len=3)])
     assert all(

@@ -12,7 +12,7 @@ from kvbench.analysis.gathering import beside_gathering
 from kvbench.analysis.statistics import median_interval
 from kvbench.report.tables import Table
 from kvbench.results import RunInfo
-from kvbench.units import format_bandwidth, format_bytes, format_seconds_interval
+from kvbench.units import format_bandwidth, format_bytes, format_seconds_interval, significant
 
 _TOKENS = 512
 """The size that the series makes its claims for."""
@@ -82,7 +82,7 @@ def _loop_claim(frame: pd.DataFrame) -> tuple[str, str, str]:
         first, last = _row(frame, strategy, few), _row(frame, strategy, many)
         if first is not None and last is not None:
             ratio = last["median_s"] / first["median_s"]
-            grown.append(f"{strategy.partition('.')[2]} {ratio:,.3g}x")
+            grown.append(f"{strategy.partition('.')[2]} {significant(ratio)}x")
     return (
         "“the Python loop over tokens is gone”",
         f"time at {many} tokens over time at {few}: {', '.join(grown) or 'not in this run'}",
