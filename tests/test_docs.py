@@ -39,15 +39,6 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), ROOT / "results" / "REA
 MARKDOWN = [*PAGES, *sorted((ROOT / "results").glob("reference-*/*.md"))]
 RUNS = sorted((ROOT / "results").glob("reference-*"))
 
-AWAITED_COMMANDS = ("kvbench report *", "* --preset quick *")
-"""What pages tell of and kvbench does not have yet."""
-AWAITED_FILES = ("results/reference-cpu/report.md",)
-"""What is not committed yet."""
-
-
-AWAITED_KINDS = ("bandwidth", "fastest", "layers", "breakdown")
-"""Kinds of figures that no committed run has yet; the page tells of them all the same."""
-
 
 def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
@@ -71,7 +62,6 @@ def blocks(page: Path, language: str) -> list[str]:
 # Commands.
 
 NOT_RUN = {
-    "*AWAITED*": "",
     "git *": "of another repository, or the clone that this is",
     "cd *": "into that clone",
     "./*": "of GitHub's runner",
@@ -93,7 +83,6 @@ NOT_RUN = {
     "kvbench *--device cuda": "needs a GPU",
 }
 """Commands that are only parsed, as patterns, and why."""
-del NOT_RUN["*AWAITED*"]
 
 FEW = "-s *.loop -s attend.sdpa_loop -s step.loop+sdpa_loop"
 SMALL = {
@@ -149,10 +138,6 @@ def fits(words: list[str], pattern: str) -> bool:
 
 def only_parsed(words: list[str]) -> bool:
     return any(fits(words, pattern) for pattern in NOT_RUN)
-
-
-def awaited(words: list[str]) -> bool:
-    return any(fits(words, pattern) for pattern in AWAITED_COMMANDS)
 
 
 def appended(words: list[str], text: str) -> list[str]:
@@ -222,8 +207,6 @@ def try_out(kvbench_, words: list[str]) -> None:
         for line in recipe(words):
             if len(words) > 1 and words[1] == "bench":
                 try_out(kvbench_, ["kvbench", *line[1:]])
-    elif awaited(words):
-        assert wrong(words[1:]), f"{words} is there: take it out of AWAITED_COMMANDS"
     elif only_parsed(words):
         assert words[0] != "kvbench" or wrong(words[1:]) == "", words
     elif words[0].endswith("/python"):
@@ -250,7 +233,7 @@ def test_the_example_of_a_strategy_is_right_in_every_case(kvbench_):
     assert (ended.code, ended.err) == (0, "")
 
 
-@pytest.mark.parametrize("pattern", [*NOT_RUN, *SMALL, *ENDINGS, *AWAITED_COMMANDS])
+@pytest.mark.parametrize("pattern", [*NOT_RUN, *SMALL, *ENDINGS])
 def test_nothing_is_excused_that_no_page_has(pattern):
     bench = [["kvbench", "run", *words[-1][5:].split()] for _, words in TYPED if "bench" in words]
     assert any(fits(words, pattern) for words in [*bench, *(words for _, words in TYPED)])
@@ -317,11 +300,7 @@ def dead(page: Path, target: str) -> str:
 @each_text
 def test_no_link_is_dead(page):
     for _, text, target in links(page):
-        file = os.path.relpath(page.parent / target.partition("#")[0], ROOT)
-        if file in AWAITED_FILES:
-            assert dead(page, target), f"{file} is there: take it out of AWAITED_FILES"
-        else:
-            assert dead(page, target) == "", f"[{text}]({target})"
+        assert dead(page, target) == "", f"[{text}]({target})"
 
 
 @each_text
@@ -446,8 +425,7 @@ def test_symptoms_are_many_and_each_has_its_cause():
 @pytest.mark.parametrize("kind", get_args(ChartKind))
 def test_how_to_read_each_kind_of_figure_is_shown_by_one(kind):
     shown = [Path(target).stem for image, _, target in links(DOCS / "reading-curves.md") if image]
-    found = any(re.fullmatch(rf"(\w+)-{kind}(-.*)?", stem) for stem in shown)
-    assert found == (kind not in AWAITED_KINDS), f"{kind}: take it out of AWAITED_KINDS"
+    assert any(re.fullmatch(rf"(\w+)-{kind}(-.*)?", stem) for stem in shown)
 
 
 DRAWING = ("matplotlib", "numpy", "pandas", "scipy")
