@@ -15,11 +15,12 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from kvbench.analysis.frame import to_frame
+from kvbench.report.fastest import _mark
 from kvbench.report.frames import caption_of, framed
 from kvbench.report.palette import BACKGROUNDS, STYLES, contrast
 from kvbench.report.plots import MOST_PANELS, most_telling, sketches
 from kvbench.report.save import save_figure
-from kvbench.report.style import line, look, styled
+from kvbench.report.style import colour, line, look, styled
 from kvbench.store import load
 from kvbench.strategies import registry
 
@@ -243,6 +244,17 @@ def test_lines_of_a_paper_are_told_apart_without_colours():
                 if name.startswith(f"{op}.")
             ]
             assert len(set(looks)) == len(looks) > 1
+
+
+def test_strategies_of_an_op_are_told_apart_in_cells_too():
+    names = [strategy.name for strategy in registry.all_strategies()]
+    for op in ("write", "read", "attend", "index", "step"):
+        looks = [
+            (colour(name), str(_mark(name, "#FFFFFF", 3.0)))
+            for name in names
+            if name.startswith(f"{op}.")
+        ]
+        assert len(set(looks)) == len(looks) > 1
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -16,26 +16,28 @@ from matplotlib.transforms import Transform, offset_copy
 from kvbench.analysis.fastest import fastest
 from kvbench.cases import ONCE_A_STEP, WHOLE_STEPS
 from kvbench.report.alternative import most_of
-from kvbench.report.frames import Key, framed
+from kvbench.report.frames import Key, framed, width_in
 from kvbench.report.palette import ink_on
 from kvbench.report.panels import chunks, named_settings, numbered, provenance
 from kvbench.report.setting import describe
-from kvbench.report.style import look, marker, styled
+from kvbench.report.style import line, look, styled
 from kvbench.results import RunInfo
 
 _GRID = ("block_size", "num_kv_heads")
 _WORDS = {"block_size": "block size", "num_kv_heads": "KV heads", "batch": "batch"}
 _MOST_COLUMNS = 16
 """Of cells that have room for their numbers."""
-_CELL_IN = 0.42
+_CELL_IN = 0.44
 _PANEL_FRAME_IN = 0.32
 _AXIS_IN = 0.3
-_STRIP = 0.3
+_STRIP = 0.34
 """Of a cell's height, what is the runner-up's."""
 _FRAME, _FRAME_UP = 0.055, 0.085
 """Of a cell's width and height: the frame that is left of a tied one."""
-_WORD_IN, _MARK_IN = 0.05, -0.165
-"""From a cell's middle to its number and its marker."""
+_MARK_IN = 0.1
+"""Of a marker and the room beside it."""
+_LEFT_IN = 0.6
+"""Left of the cells, at least."""
 _ONE_DECIMAL_FROM, _NO_DECIMALS_FROM = 1.095, 9.95
 
 
@@ -169,17 +171,40 @@ def _shown(values: Sequence[int]) -> list[int]:
 
 def _key(name: str) -> Key:
     own = look().colour(name)
+    mark = Line2D([], [], **_mark(name, own, 5.0))
     label = name.partition(".")[2]
-    mark = Line2D([], [], marker=marker(name), color=ink_on(own), linestyle="none", markersize=4)
     return Patch(facecolor=own, edgecolor=look().muted, linewidth=0.4, label=label), mark
+
+
+def _mark(name: str, behind: str, size: float) -> dict[str, Any]:
+    """A strategy's marker as its lines have it, hollow where these are.
+
+    Args:
+        name: The strategy.
+        behind: The colour that it is drawn on.
+        size: In points.
+    """
+    looks, ink = line(name), ink_on(behind)
+    hollow = "markerfacecolor" in looks
+    return {
+        "marker": looks["marker"],
+        "color": ink,
+        "markerfacecolor": behind if hollow else ink,
+        "markeredgewidth": 0.8 if hollow else 0.0,
+        "linestyle": "none",
+        "markersize": size,
+    }
 
 
 def _draw(
     panel: Panel, rows: pd.DataFrame, axis: str, seq_lens: Sequence[int], values: Sequence[int]
 ) -> None:
+    room = (look().width_in - _LEFT_IN) / len(seq_lens) - _LEFT_IN / 2
+    names = {name.partition(".")[2] for name in (*rows["winner"], *rows["runner_up"])}
+    named = all(width_in(f"{name} 1.00x", look().small_pt) < room for name in names)
     for _, row in rows.iterrows():
         x, y = seq_lens.index(row["seq_len"]), values.index(row[axis])
-        _draw_cell(panel, x, y, row)
+        _draw_cell(panel, x, y, row, named=named)
     panel.set_xlim(-0.5, len(seq_lens) - 0.5)
     panel.set_ylim(len(values) - 0.5, -0.5)  # the first above, as one reads
     panel.set_xticks(range(len(seq_lens)), [f"{n:,}" for n in seq_lens])
@@ -191,7 +216,7 @@ def _draw(
         spine.set_visible(False)
 
 
-def _draw_cell(panel: Panel, x: float, y: float, row: "pd.Series[Any]") -> None:
+def _draw_cell(panel: Panel, x: float, y: float, row: "pd.Series[Any]", *, named: bool) -> None:
     winner, runner_up, tied = str(row["winner"]), str(row["runner_up"]), bool(row["tied"])
     now = look()
     own, next_own = now.colour(winner), now.colour(runner_up)
@@ -213,25 +238,43 @@ def _draw_cell(panel: Panel, x: float, y: float, row: "pd.Series[Any]") -> None:
                 linewidth=0,
             )
         )
-    panel.add_patch(
-        Rectangle((x - 0.5, top), 1, 1, facecolor="none", edgecolor=now.background, linewidth=1.6)
-    )
-    middle, ink = y - _STRIP / 2, ink_on(behind)
-    panel.text(
-        x,
-        middle,
-        "tied" if tied else _times(float(row["ratio"])),
-        transform=_beside(panel, _WORD_IN),
-        ha="center",
-        va="center_baseline",
-        fontsize=now.small_pt,
-        color=ink,
-    )
-    marks: dict[str, Any] = {"linestyle": "none", "markersize": 3.0}
-    at = _beside(panel, _MARK_IN)
-    panel.plot([x], [middle], marker=marker(winner), color=ink, transform=at, **marks)
-    ink = ink_on(next_own)
-    panel.plot([x], [bottom + _STRIP / 2], marker=marker(runner_up), color=ink, **marks)
+    for start, height, width in ((top, 1, 1.6), (bottom, 0, 0.6)):  # around it, above the strip
+        panel.add_patch(
+            Rectangle(
+                (x - 0.5, start),
+                1,
+                height,
+                facecolor="none",
+                edgecolor=now.background,
+                linewidth=width,
+            )
+        )
+    said = "tied" if tied else _times(float(row["ratio"]))
+    if named:
+        said = f"{winner.partition('.')[2]} {said}"
+    _write(panel, (x, y - _STRIP / 2), winner, said, behind)
+    said = runner_up.partition(".")[2] if named else ""
+    _write(panel, (x, bottom + _STRIP / 2), runner_up, said, next_own)
+
+
+def _write(panel: Panel, at: tuple[float, float], name: str, said: str, behind: str) -> None:
+    """A strategy's marker and what is said of it, in the middle of a part of a cell."""
+    size = look().small_pt
+    wide = width_in(said, size)
+    x, y = at
+    if said:
+        panel.text(
+            x,
+            y,
+            said,
+            transform=_beside(panel, _MARK_IN / 2),
+            ha="center",
+            va="center_baseline",
+            fontsize=size,
+            color=ink_on(behind),
+        )
+    place = _beside(panel, -wide / 2 - _MARK_IN / 2 if said else 0.0)
+    panel.plot([x], [y], transform=place, **_mark(name, behind, 4.0))
 
 
 def _beside(panel: Panel, inches: float) -> Transform:
