@@ -520,6 +520,18 @@ def test_every_kind_of_chart_is_walked(opened, name):
     assert len({"", first, second}) == 3
 
 
+def test_who_comes_by_the_keyboard_sees_what_the_keys_do(opened):
+    page = opened("gpu")
+    figure = chart(page, "write-launch-overhead")
+    clip = "e => getComputedStyle(e).clipPath"
+    figure.locator(".plot").click()
+    assert figure.locator(".plot-help").evaluate(clip) != "none"
+    figure.get_by_role("button", name="Reset").focus()
+    page.keyboard.press("Tab")
+    expect(figure.locator(".plot")).to_be_focused()
+    assert figure.locator(".plot-help").evaluate(clip) == "none"
+
+
 def test_a_setting_that_is_changed_keeps_the_focus(opened):
     page = opened("gpu")
     figure = chart(page, "write-launch-overhead")

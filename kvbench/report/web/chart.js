@@ -21,8 +21,7 @@ kv.chart = (() => {
     doubleClick: "reset",
   };
   const KEYS =
-    "Left and right arrow keys walk along a line, up and down change lines, " +
-    "Home and End go to its ends, Escape leaves the point.";
+    "Arrow keys walk the points, Home and End go to a line's ends, Escape leaves.";
 
   function look(hidden, width) {
     const dark = kv.theme.dark();
@@ -306,7 +305,8 @@ kv.chart = (() => {
     });
     const why = element("p", { class: "why", hidden: true });
     const live = element("p", { class: "visually-hidden", "aria-live": "polite" });
-    const keys = element("p", { class: "visually-hidden", id: `${id}-keys` }, KEYS);
+    const keys = element("p", { class: "plot-help", id: `${id}-keys` }, KEYS);
+    const plotBox = element("div", { class: "plot-box" }, plot, keys);
     const note = element("p", { class: "note" });
     const values = element("div");
     const table = element(
@@ -334,9 +334,8 @@ kv.chart = (() => {
     figure.append(
       controls,
       why,
-      plot,
+      plotBox,
       live,
-      keys,
       swatches,
       ...(legend ? [legend.legend] : []),
       note,
