@@ -20,8 +20,7 @@ kv.chart = (() => {
     showTips: false,
     doubleClick: "reset",
   };
-  const KEYS =
-    "Arrow keys walk the points, Home and End go to a line's ends, Escape leaves.";
+  const KEYS = "Arrow keys walk the points, Home and End go to a line's ends, Escape leaves.";
 
   function look(hidden, width) {
     const dark = kv.theme.dark();
