@@ -340,7 +340,8 @@ def test_a_setting_without_cases_says_which_has_some(opened):
     choose(figure, "block_size", nothing)
     expect(figure.locator(".why")).to_contain_text("Nothing was timed with")
     expect(figure.locator(".why")).to_contain_text("With ")
-    expect(figure.locator(".plot")).to_be_hidden()
+    for part in (".plot", ".note", ".values"):
+        expect(figure.locator(part)).to_be_hidden()
 
 
 def test_strategies_are_hidden_and_shown(opened):

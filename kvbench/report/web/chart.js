@@ -364,11 +364,12 @@ kv.chart = (() => {
       plot.setAttribute("aria-label", title.textContent);
       why.hidden = !current.why;
       why.textContent = current.why;
-      plot.hidden = Boolean(current.why);
+      // Where nothing is drawn, nothing is said of it.
+      for (const part of [plot, note, table]) part.hidden = Boolean(current.why);
       note.textContent = current.note;
       legend?.update(at, current.strategies);
       if (current.swatches) {
-        swatches.hidden = false;
+        swatches.hidden = Boolean(current.why);
         swatches.replaceChildren(
           ...current.swatches.map(({ text, drawing }) =>
             element("span", { class: "key" }, drawing, text),
