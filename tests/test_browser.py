@@ -46,10 +46,9 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("KVBENCH_BROWSER") == "1":
             pytest.fail(why)
         pytest.skip(why)
-    # As root there is no sandbox to be had.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        # Without a sandbox, which is not to be had as root: the pages are our own.
+        browser = playwright.chromium.launch(executable_path=found, chromium_sandbox=False)
         yield browser
         browser.close()
 
@@ -65,6 +64,7 @@ def files(tmp_path_factory) -> dict[str, Path]:
         "gpu": page_of(gpu_rows()),
         "small": small(),
         "unresolved": page_of(slow),
+        "empty": page_of(sweep_rows(seq_lens=(0, 1, 8))),
         "hostile": page_of(hostile_rows(), " ".join(HOSTILE)),
         "reference": html(document(frame), reference, frame, reference.info.layers),
     }
@@ -173,7 +173,7 @@ def assert_accessible(page: Page) -> None:
     assert bad == []
 
 
-@pytest.mark.parametrize("name", ["gpu", "hostile", "reference", "unresolved"])
+@pytest.mark.parametrize("name", ["gpu", "hostile", "reference", "unresolved", "empty"])
 def test_every_chart_is_drawn_without_an_error_and_nothing_is_fetched(opened, name):
     page = opened(name)
     draw_all(page)
@@ -340,7 +340,8 @@ def test_a_setting_without_cases_says_which_has_some(opened):
     choose(figure, "block_size", nothing)
     expect(figure.locator(".why")).to_contain_text("Nothing was timed with")
     expect(figure.locator(".why")).to_contain_text("With ")
-    expect(figure.locator(".plot")).to_be_hidden()
+    for part in (".plot", ".note", ".values"):
+        expect(figure.locator(part)).to_be_hidden()
 
 
 def test_strategies_are_hidden_and_shown(opened):
@@ -369,6 +370,16 @@ def test_an_unresolved_time_is_marked_and_said(opened):
     rings = [t for t in traces(figure) if t["mode"] == "markers"]
     assert [len(t["x"]) for t in rings] == [3]
     assert "unresolved" in lines(figure)["write.loop"]["text"][0]
+
+
+def test_what_has_no_place_on_a_logarithmic_scale_is_said(opened):
+    figure = chart(opened("empty"), "write-launch-overhead")
+    assert lines(figure)["write.loop"]["x"] == [1, 8]
+    expect(figure.locator(".note")).to_contain_text("4 points at 0 have no place")
+    choose(figure, "Horizontal scale", "linear")
+    assert lines(figure)["write.loop"]["x"] == [0, 1, 8]
+    choose(figure, "Show", "time per token")
+    assert lines(figure)["write.loop"]["x"] == [1, 8]
 
 
 def test_where_the_bytes_of_a_call_outgrow_the_cache_is_marked(opened):
@@ -518,6 +529,18 @@ def test_every_kind_of_chart_is_walked(opened, name):
     page.keyboard.press("ArrowRight")
     second = figure.locator("[aria-live]").inner_text()
     assert len({"", first, second}) == 3
+
+
+def test_who_comes_by_the_keyboard_sees_what_the_keys_do(opened):
+    page = opened("gpu")
+    figure = chart(page, "write-launch-overhead")
+    clip = "e => getComputedStyle(e).clipPath"
+    figure.locator(".plot").click()
+    assert figure.locator(".plot-help").evaluate(clip) != "none"
+    figure.get_by_role("button", name="Reset").focus()
+    page.keyboard.press("Tab")
+    expect(figure.locator(".plot")).to_be_focused()
+    assert figure.locator(".plot-help").evaluate(clip) == "none"
 
 
 def test_a_setting_that_is_changed_keeps_the_focus(opened):

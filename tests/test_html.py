@@ -248,6 +248,12 @@ def shown(rows, **info):
     return payload(run, frame, 32), frame
 
 
+@pytest.fixture(scope="module")
+def gpu():
+    """The data of the page, and the frame that it is of."""
+    return shown(gpu_rows())
+
+
 def word(column: dict, row: int) -> str | None:
     place = column["of"][row]
     return None if place < 0 else column["values"][place]
@@ -269,8 +275,8 @@ def test_rows_have_the_values_of_the_frame():
     assert rows["resolved"][0] == 1
 
 
-def test_cases_have_the_values_of_the_frame():
-    data, frame = shown(gpu_rows())
+def test_cases_have_the_values_of_the_frame(gpu):
+    data, frame = gpu
     cases = data["cases"]
     for name, column in cases["fields"].items():
         found = [column["values"][column["of"][case]] for case in data["rows"]["case"]]
@@ -289,8 +295,8 @@ def test_the_page_has_the_colours_that_strategies_are_told_apart_on():
     assert [paper.upper() for paper in papers] == [BACKGROUNDS[0], *[BACKGROUNDS[1]] * 2]
 
 
-def test_a_strategy_has_the_looks_of_its_figures():
-    data, _ = shown(gpu_rows())
+def test_a_strategy_has_the_looks_of_its_figures(gpu):
+    data, _ = gpu
     for strategy in data["strategies"]:
         name = strategy["name"]
         assert strategy["light"] == colour(name)
@@ -302,8 +308,8 @@ def test_a_strategy_has_the_looks_of_its_figures():
 
 
 @pytest.mark.parametrize("clock", ["wall", "enqueue", "device"])
-def test_speed_ups_are_those_of_the_analysis(clock):
-    data, frame = shown(gpu_rows())
+def test_speed_ups_are_those_of_the_analysis(clock, gpu):
+    data, frame = gpu
     wanted = speedups(frame[frame["op"] == "write"], "write.loop", clock)
     columns = data["ops"]["write"]["speedups"]
     names = ("speedup", "speedup_low", "speedup_high")
@@ -322,8 +328,8 @@ def test_without_a_loop_the_strategy_of_most_cases_is_1():
     assert data["ops"]["step"]["reference"] == "step.loop+sdpa_loop"
 
 
-def test_winners_are_those_of_the_analysis():
-    data, frame = shown(gpu_rows())
+def test_winners_are_those_of_the_analysis(gpu):
+    data, frame = gpu
     for op in ("write", "step", "index"):
         wanted = fastest(frame, op, 32, "block_size")
         found = data["ops"][op]["fastest"]
@@ -354,8 +360,8 @@ def test_a_strategy_without_a_fit_has_the_reason():
     assert "expected 6 or more" in data["ops"]["write"]["without_fit"]["write.loop"]
 
 
-def test_steps_and_gathers_are_those_of_the_analysis():
-    data, frame = shown(gpu_rows())
+def test_steps_and_gathers_are_those_of_the_analysis(gpu):
+    data, frame = gpu
     assert data["rates"]["tokens_per_s"] == list(throughput(frame)["tokens_per_s"])
     assert data["parts"]["rest_s"] == list(split(frame)["rest_s"])
     wanted = beside_gathering(frame[frame["op"] == "attend"])

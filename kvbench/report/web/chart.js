@@ -20,9 +20,7 @@ kv.chart = (() => {
     showTips: false,
     doubleClick: "reset",
   };
-  const KEYS =
-    "Left and right arrow keys walk along a line, up and down change lines, " +
-    "Home and End go to its ends, Escape leaves the point.";
+  const KEYS = "Arrow keys walk the points, Home and End go to a line's ends, Escape leaves.";
 
   function look(hidden, width) {
     const dark = kv.theme.dark();
@@ -306,7 +304,8 @@ kv.chart = (() => {
     });
     const why = element("p", { class: "why", hidden: true });
     const live = element("p", { class: "visually-hidden", "aria-live": "polite" });
-    const keys = element("p", { class: "visually-hidden", id: `${id}-keys` }, KEYS);
+    const keys = element("p", { class: "plot-help", id: `${id}-keys` }, KEYS);
+    const plotBox = element("div", { class: "plot-box" }, plot, keys);
     const note = element("p", { class: "note" });
     const values = element("div");
     const table = element(
@@ -334,9 +333,8 @@ kv.chart = (() => {
     figure.append(
       controls,
       why,
-      plot,
+      plotBox,
       live,
-      keys,
       swatches,
       ...(legend ? [legend.legend] : []),
       note,
@@ -366,11 +364,12 @@ kv.chart = (() => {
       plot.setAttribute("aria-label", title.textContent);
       why.hidden = !current.why;
       why.textContent = current.why;
-      plot.hidden = Boolean(current.why);
+      // Where nothing is drawn, nothing is said of it.
+      for (const part of [plot, note, table]) part.hidden = Boolean(current.why);
       note.textContent = current.note;
       legend?.update(at, current.strategies);
       if (current.swatches) {
-        swatches.hidden = false;
+        swatches.hidden = Boolean(current.why);
         swatches.replaceChildren(
           ...current.swatches.map(({ text, drawing }) =>
             element("span", { class: "key" }, drawing, text),
