@@ -272,8 +272,9 @@ def links(page: Path) -> list[tuple[bool, str, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The addresses of a page's headings, as GitHub makes them."""
-    found: dict[str, int] = {}
+    """The addresses of a page's headings, as GitHub makes them, and those that it names itself."""
+    named = re.findall(r'<a id="([\w-]+)"></a>', page.read_text())
+    found: dict[str, int] = dict.fromkeys(named, 0)
     for heading in re.findall(r"^#{1,6} +(.*?)(?: +#+)?$", prose(page), re.MULTILINE):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         words = re.sub(r"[*`]", "", words).strip().lower()
