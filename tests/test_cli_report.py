@@ -80,6 +80,13 @@ def test_a_run_of_a_gpu_s_clocks_and_many_settings_has_a_report(kvbench_, tmp_pa
     assert "device" in text
 
 
+def test_a_report_without_figures_can_go_to_a_new_folder(kvbench_, tmp_path):
+    folder = run_folder(tmp_path / "run", sweep_rows(seq_lens=(8,), strategies=("loop",)))
+    ended = kvbench_("report", folder, "--only", "markdown", "-o", tmp_path / "new" / "er")
+    assert (ended.code, ended.err) == (0, "")
+    assert set(contents(tmp_path / "new" / "er")) == {"report.md", "rows.csv"}
+
+
 @pytest.mark.parametrize("name", ["report.md", "report.html", "rows.csv"])
 def test_a_file_that_can_not_be_written_is_one_line(kvbench_, made_run, name):
     (made_run / name).mkdir()

@@ -163,6 +163,34 @@ def test_warnings_are_those_of_every_session_and_what_is_fine_is_none():
     assert "(session 2)" in both
 
 
+def test_a_later_session_s_machine_has_only_what_differs_whatever_else_it_has():
+    """A GPU's lines come in between, which the first machine has none of."""
+    later = environment(gpu={"driver": "1.2"}, host="b")
+    info = run_info(
+        environment=environment(gpu={}, host="a"),
+        resumptions=(Resumption(created="later", command="", environment=later),),
+    )
+    told = [line for line in environment_table(info).rows if line[0].startswith("session 2, ")]
+    assert told == [("session 2, GPU driver", "1.2"), ("session 2, host", "b")]
+
+
+def test_what_could_not_be_read_is_not_said_to_be_fine():
+    fine = Finding("Swap", "0 B in use", "fine", "")
+    unknown = Finding("CPU governor", "no /sys", "unknown", "Find it out.")
+    assert warnings_of(run_info(findings=(fine, unknown))) == (
+        "Nothing that was looked at when the run began disturbs timings. Not known: CPU governor."
+    )
+    assert "nothing could be read" in warnings_of(run_info(findings=(unknown,)))
+    assert "disturbs timings is not known" in warnings_of(run_info(findings=(unknown,)))
+
+
+def test_what_is_no_finding_is_not_listed_as_one():
+    dirty = environment(git_dirty=True)
+    fine = Finding("Swap", "0 B in use", "fine", "")
+    assert "was found when the run began" not in warnings_of(run_info(environment=dirty))
+    assert warnings_of(run_info(environment=dirty, findings=(fine,))).startswith("Nothing that")
+
+
 def test_what_was_not_looked_at_is_not_said_to_be_fine():
     old = run_info(environment=environment(git_dirty=True))
     assert old.findings is None
@@ -276,3 +304,11 @@ def test_rows_are_written_at_full_precision_and_what_is_missing_is_empty(tmp_pat
 def test_rows_that_can_not_be_written_are_one_line(tmp_path):
     with pytest.raises(StoreError, match="Is a directory"):
         save_rows(to_frame([result()]), tmp_path)
+
+
+def test_the_folder_of_rows_is_made_and_what_is_in_its_place_is_told(tmp_path):
+    save_rows(to_frame([result()]), tmp_path / "new" / "rows.csv")
+    assert (tmp_path / "new" / "rows.csv").read_text().count("\n") == 2
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="rows.csv': File exists"):
+        save_rows(to_frame([result()]), tmp_path / "file" / "rows.csv")

@@ -34,12 +34,15 @@ def save_rows(frame: pd.DataFrame, path: Path) -> None:
 
     Args:
         frame: The rows of a run.
-        path: The file.
+        path: The file; its folder is made if it is missing.
 
     Raises:
         StoreError: It can't be written.
     """
     try:
-        frame.to_csv(path, columns=list(COLUMNS), index=False, lineterminator="\n")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Opened here: what pandas raises for a path has no strerror.
+        with path.open("w", encoding="utf-8", newline="") as file:
+            frame.to_csv(file, columns=list(COLUMNS), index=False, lineterminator="\n")
     except OSError as error:
         raise StoreError(f"{str(path)!r}: {error.strerror}") from error
