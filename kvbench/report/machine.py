@@ -8,8 +8,8 @@ from kvbench.analysis.doubt import LEAST, doubtful
 from kvbench.analysis.frame import CASE_FIELDS
 from kvbench.cases import Case
 from kvbench.report.doctor import findings_table
-from kvbench.report.tables import MISSING, Table
-from kvbench.results import Environment, RunInfo
+from kvbench.report.tables import Table
+from kvbench.results import Environment, Finding, RunInfo
 from kvbench.units import format_bandwidth, format_bytes, format_seconds, format_share
 
 _SIZES = {"memory_bytes", "last_level_cache_bytes", "device_memory_bytes"}
@@ -36,12 +36,12 @@ def environment_table(info: RunInfo) -> Table:
     ]
     for number, later in enumerate(info.resumptions, 2):
         lines.append((f"session {number}", f"{later.created}: {later.command}"))
+        # Another machine's may have lines that the first has not, as those of a GPU.
+        first = dict(_lines(info.environment))
         lines += [
             (f"session {number}, {name}", value)
-            for (name, value), first in zip(
-                _lines(later.environment), _lines(info.environment), strict=False
-            )
-            if (name, value) != first
+            for name, value in _lines(later.environment)
+            if first.get(name) != value
         ]
     return Table("The machine and the software", ("what", "is"), tuple(lines))
 
@@ -71,27 +71,41 @@ def warnings_of(info: RunInfo) -> str:
     Args:
         info: What holds for every row of the run.
     """
+    sessions = (info.findings, *(later.findings for later in info.resumptions))
     points = []
-    if info.environment.git_dirty:
-        points.append("The code had changes that no commit has: nobody else can measure the same.")
-    if info.findings is None:
-        points.append(
-            "What of the machine disturbs timings was not looked at when this run was made; "
-            "`kvbench doctor` tells it of a machine now."
-        )
-    for number, findings in enumerate(
-        (info.findings, *(later.findings for later in info.resumptions)), 1
-    ):
+    for number, findings in enumerate(sessions, 1):
         where = f" (session {number})" if info.resumptions else ""
         points += [
-            f"**{f.subject}**{where}: {f.value}. {f.advice}"
+            f"- **{f.subject}**{where}: {f.value}. {f.advice}"
             for f in findings or ()
             if f.verdict == "warning"
         ]
-    if not points:
-        return "Nothing that was looked at when the run began disturbs timings."
-    listed = "\n".join(f"- {point}" for point in points)
-    return f"What disturbs timings, and was found when the run began:\n\n{listed}"
+    said = []
+    if points:
+        listed = "\n".join(points)
+        said.append(f"What disturbs timings, and was found when the run began:\n\n{listed}")
+    if info.findings is None:
+        said.append(
+            "What of the machine disturbs timings was not looked at when this run was made; "
+            "`kvbench doctor` tells it of a machine now."
+        )
+    elif not points:
+        said.append(_undisturbed([f for findings in sessions for f in findings or ()]))
+    if info.environment.git_dirty:
+        said.append("The code had changes that no commit has: nobody else can measure the same.")
+    return "\n\n".join(said)
+
+
+def _undisturbed(findings: Sequence[Finding]) -> str:
+    """Of findings without a warning: what can't be read disturbs perhaps."""
+    unknown = dict.fromkeys(f.subject for f in findings if f.verdict == "unknown")
+    if all(f.verdict == "unknown" for f in findings):
+        return (
+            "Whether anything disturbs timings is not known: nothing could be read of the machine "
+            "when the run began."
+        )
+    fine = "Nothing that was looked at when the run began disturbs timings."
+    return f"{fine} Not known: {', '.join(unknown)}." if unknown else fine
 
 
 def found_table(info: RunInfo) -> Table | None:
@@ -167,5 +181,5 @@ def _quality(rows: pd.DataFrame) -> Sequence[str]:
         format_share(float(widths.quantile(0.9))),
         format_share(float(precise)),
         format_share(float(1 - precise)),
-        f"{int((~rows['resolved'].astype(bool)).sum()):,}" if len(rows) else MISSING,
+        f"{int((~rows['resolved'].astype(bool)).sum()):,}",
     )
