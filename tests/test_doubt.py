@@ -2,6 +2,7 @@
 
 import pytest
 from made import result, sweep_rows
+from made_report import unresolved
 
 from kvbench.analysis.doubt import doubtful
 from kvbench.analysis.frame import to_frame
@@ -48,3 +49,8 @@ def test_doubtful_times_are_told_with_how_to_measure_them_again():
         ("write.a", "run", "wall", "op=write seq_len=8", "5.00 ms", "20.0 µs at 64", "again 8"),
     )
     assert doubt_table(to_frame(sweep_rows())) is None
+
+
+def test_a_time_that_is_mostly_the_clock_s_own_contradicts_nothing():
+    assert found(row(1, 3), unresolved(row(8, 1))) == []
+    assert found(unresolved(row(1, 3)), row(8, 1)) == [("write.a", 1, 8, 3)]
