@@ -91,6 +91,17 @@ def test_the_table_of_the_answer_has_a_line_per_op_and_band():
     assert "left out (1)" in table.note
 
 
+def test_who_is_judged_by_other_cases_than_the_next_is_not_surely_the_fastest():
+    found = {"write": [band(), band(shared=False, low=20, high=30), band(runner_up=None, low=40)]}
+    assert [line[-1] for line in answer_table(found, 32).rows] == [
+        "sure",
+        "unsure: no case has them all",
+        "nothing to compare with",
+    ]
+    assert "At 20 to 30 tokens no case has a time of every strategy" in sentences(found)
+    assert "no case" not in sentences({"write": [band()]})
+
+
 def test_answers_are_of_the_ops_that_were_timed():
     frame = to_frame([*sweep_rows(op="read"), result("write.a", None, status="failed")])
     assert list(answers(frame, 32)) == ["read"]

@@ -87,7 +87,8 @@ def test_cases_that_lack_a_strategy_are_left_out_and_counted():
         result("write.b", None, seq_len=2, status="over budget"),
     ]
     (band,) = bands(to_frame(rows), "write", 1)
-    assert (band.winner, band.cases, band.left_out) == ("write.a", 1, 1)
+    assert (band.winner, band.cases, band.left_out, band.shared) == ("write.a", 1, 1, True)
+    assert (band.low, band.high) == (1, 1)  # of a size that was left out nothing is said
     assert band.margin.median == pytest.approx(2)
 
 
@@ -98,7 +99,7 @@ def test_a_strategy_alone_has_nobody_to_be_ahead_of():
 
 def test_strategies_without_a_case_in_common_have_no_margin():
     (band,) = bands(to_frame([row("write.a", 1, 1), row("write.b", 1, 2)]), "write", 1)
-    assert (band.runner_up, band.margin) == (None, None)
+    assert (band.runner_up, band.margin, band.shared) == (None, None, False)
 
 
 @pytest.mark.parametrize("op", ["read", "write"])

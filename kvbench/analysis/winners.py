@@ -20,11 +20,12 @@ class Band:
     """The fastest strategy of an op over the calls of one band of sizes."""
 
     low: int
-    """Fewest tokens of a call in it."""
+    """Fewest tokens of a call in the cases that the figures are taken from."""
     high: int
     """Most."""
     cases: int
-    """Cases that the figures are taken from: those in which every strategy was timed."""
+    """Cases that the figures are taken from: those in which every strategy was timed; all where
+    there are none."""
     left_out: int
     """Cases of the band that lack a strategy."""
     winner: str
@@ -38,6 +39,9 @@ class Band:
     over rounds."""
     tied: tuple[str, ...]
     """The strategies whose margin's interval has 1 in it: not surely slower."""
+    shared: bool = True
+    """Whether there are cases in which every strategy was timed. Without them each is held against
+    the fastest of its own cases, which may be easier ones."""
 
 
 def bands(frame: pd.DataFrame, op: str, layers: int) -> list[Band]:
@@ -59,6 +63,7 @@ def _band(costs: pd.DataFrame) -> Band:
     keys = list(CASE_FIELDS)
     covered = of_shared_cases(costs)
     cases = len(covered.drop_duplicates(keys))
+    strategies = covered["strategy"].nunique()
     first, *others = standings(costs)
     margins = {
         other.strategy: margin
@@ -67,8 +72,8 @@ def _band(costs: pd.DataFrame) -> Band:
     }
     runner_up = next(iter(margins), None)
     return Band(
-        low=int(costs["tokens"].min()),
-        high=int(costs["tokens"].max()),
+        low=int(covered["tokens"].min()),
+        high=int(covered["tokens"].max()),
         cases=cases,
         left_out=len(costs.drop_duplicates(keys)) - cases,
         winner=first.strategy,
@@ -76,6 +81,7 @@ def _band(costs: pd.DataFrame) -> Band:
         runner_up=runner_up,
         margin=None if runner_up is None else margins[runner_up],
         tied=tuple(name for name, margin in margins.items() if margin.low <= 1),
+        shared=len(covered) == cases * strategies,
     )
 
 

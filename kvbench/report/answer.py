@@ -73,6 +73,8 @@ def _line(op: str, band: Band) -> tuple[str, ...]:
 
 
 def _certainty(band: Band) -> str:
+    if not band.shared:
+        return "unsure: no case has them all"
     if band.runner_up is None:
         return "nothing to compare with"
     if not band.tied:
@@ -87,7 +89,17 @@ def sentences(found: dict[str, list[Band]]) -> str:
     Args:
         found: What `answers` gives.
     """
-    return "\n".join(f"- **{op}**: {_sentence(own)}" for op, own in found.items())
+    return "\n".join(f"- **{op}**: {_sentence(own)}{_unshared(own)}" for op, own in found.items())
+
+
+def _unshared(own: Sequence[Band]) -> str:
+    spans = [f"{_sizes(band)} tokens" for band in own if not band.shared]
+    if not spans:
+        return ""
+    return (
+        f" At {_listed(spans)} no case has a time of every strategy: each is judged by its own, "
+        "and another may be faster."
+    )
 
 
 def _sentence(own: Sequence[Band]) -> str:
