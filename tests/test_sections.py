@@ -6,6 +6,7 @@ import re
 
 import pytest
 from made import environment, measurement, result, run_info, sweep_rows
+from markdown_it import MarkdownIt
 
 from kvbench.analysis.frame import to_frame
 from kvbench.analysis.statistics import Estimate
@@ -37,6 +38,12 @@ def band(winner="a", runner_up="b", margin=(2.0, 1.9, 2.1), tied=(), low=1, high
 
 def run_of(rows, tmp_path, **info) -> Run:
     return Run(folder=tmp_path, info=run_info(**info), results=tuple(rows), warnings=())
+
+
+def charts_of(rows, tmp_path) -> list[tuple[str, str]]:
+    document = compose(run_of(rows, tmp_path), to_frame(rows), 32)
+    parts = [part for section in document.sections for part in section.parts]
+    return [(part.kind, part.op) for part in parts if isinstance(part, Chart)]
 
 
 def test_one_winner_at_every_size_is_said_once():
@@ -247,19 +254,49 @@ def test_a_report_answers_first_and_ends_with_every_row(tmp_path):
         "untimed",
         "rows",
     ]
-    charts = [
-        (part.kind, part.op)
-        for section in document.sections
-        for part in section.parts
-        if isinstance(part, Chart)
-    ]
-    assert charts == [
+    assert charts_of(rows, tmp_path) == [
         (kind, op)
         for kind in ("launch-overhead", "speedup", "bandwidth", "fastest", "layers", "breakdown")
         for op in ("write", "read")
     ]
-    assert "48 times" in document.lead or "times, each" in document.lead
+    assert "32 cases; 128 times, each" in document.lead
     assert "1 unsupported" in document.lead
+
+
+def test_where_the_loop_has_no_time_nothing_is_told_of_speed_ups_over_it(tmp_path):
+    rows = [
+        *sweep_rows(strategies=("slot_mapping",)),
+        result("write.loop", None, status="unsupported"),
+    ]
+    assert ("speedup", "write") not in charts_of(rows, tmp_path)
+    assert ("speedup", "write") in charts_of(sweep_rows(), tmp_path)
+
+
+def test_where_nothing_is_prepared_there_is_no_cost_to_spread_over_layers(tmp_path):
+    kinds = dict(charts_of(sweep_rows(strategies=("loop", "indexing")), tmp_path))
+    assert "launch-overhead" in kinds
+    assert "layers" not in kinds
+    assert "layers" in dict(charts_of(sweep_rows(), tmp_path))
+
+
+def test_of_no_rows_it_is_not_said_that_all_were_timed(tmp_path):
+    text = markdown(compose(run_of([], tmp_path), to_frame([]), 32), {}, "rows.csv")
+    assert "Nothing was measured yet." in text
+    assert "Everything was timed" not in text
+
+
+def test_what_a_figure_says_is_text_whatever_a_strategy_is_called():
+    document = Document("T", "L", (Section("a", "A", (Chart("speedup", "write"),)),))
+    alt = "lowest is write.<b>]`*x[0]*"
+    text = markdown(document, {("speedup", "write"): [Picture("a.png", alt)]}, "rows.csv")
+    (image,) = [
+        child
+        for token in MarkdownIt().parse(text)
+        for child in token.children or ()
+        if child.type == "image"
+    ]
+    assert (image.content and image.attrs["src"]) == "a.png"
+    assert "".join(child.content for child in image.children) == alt
 
 
 def test_a_run_of_nothing_timed_has_a_report_that_says_so(tmp_path):
@@ -321,5 +358,5 @@ def test_the_folder_of_rows_is_made_and_what_is_in_its_place_is_told(tmp_path):
     save_rows(to_frame([result()]), tmp_path / "new" / "rows.csv")
     assert (tmp_path / "new" / "rows.csv").read_text().count("\n") == 2
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="rows.csv': File exists"):
+    with pytest.raises(StoreError, match=r"rows\.csv': File exists"):
         save_rows(to_frame([result()]), tmp_path / "file" / "rows.csv")

@@ -1,5 +1,6 @@
 """A report in Markdown, as a repository shows it: figures lie beside it, rows in a CSV file."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ class Picture:
 
 Pictures = Mapping[tuple[ChartKind, str], Sequence[Picture]]
 """By a chart's kind and op; a run with very many figures has not drawn all."""
+
+_MARKUP, _ESCAPED = re.compile(r"([\\`*<\[\]])"), r"\\\1"
+"""What would be markup in the words of a figure: a strategy's name is a user's."""
 
 
 def markdown(document: Document, pictures: Pictures, rows: str) -> str:
@@ -43,7 +47,8 @@ def _part(part: Part, pictures: Pictures, rows: str) -> str:
         case Table():
             return part.markdown()
         case Chart(kind, op):
-            return "\n\n".join(f"![{p.alt}]({p.address})" for p in pictures.get((kind, op), ()))
+            found = pictures.get((kind, op), ())
+            return "\n\n".join(f"![{_MARKUP.sub(_ESCAPED, p.alt)}]({p.address})" for p in found)
         case Rows():
             return f"[{rows}]({rows}) has them all; times are in seconds."
         case Details(summary, parts):

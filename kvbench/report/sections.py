@@ -148,12 +148,15 @@ def _charts(
     ops: tuple[str, ...],
 ) -> Section | None:
     parts: list[Part] = []
+    ok = frame[frame["status"] == "ok"]
     for op in _curved(frame, ops):
-        timed = set(frame.loc[frame["op"] == op, "strategy"])
+        own = ok[ok["op"] == op]
         if kind == "launch-overhead" and op == "step":
             continue  # its curves are tokens per second
-        if kind == "speedup" and (op == "step" or f"{op}.loop" not in timed):
+        if kind == "speedup" and (op == "step" or f"{op}.loop" not in set(own["strategy"])):
             continue
+        if kind == "layers" and "prepare" not in set(own["phase"]):
+            continue  # where nothing is prepared all lines are flat
         parts.append(Chart(kind, op))
     return _section(anchor, title, text, parts)
 
@@ -254,5 +257,6 @@ def _machine(run: Run, frame: pd.DataFrame) -> Section:
 def _untimed(frame: pd.DataFrame) -> Section:
     table = untimed_table(frame)
     if table is None:
-        return Section("untimed", "Not timed", (Text("Everything was timed."),))
+        said = "Nothing was measured yet." if frame.empty else "Everything was timed."
+        return Section("untimed", "Not timed", (Text(said),))
     return Section("untimed", "Not timed, and why", (table,))
