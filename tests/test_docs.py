@@ -5,6 +5,7 @@ held against the command line, and the reason stands here, too.
 """
 
 import ast
+import filecmp
 import fnmatch
 import importlib.metadata
 import os
@@ -22,13 +23,16 @@ from called import Ended, call
 from cogapp import Cog
 from commands import consoles, split_commands, wrong
 
-from kvbench import cli
+from kvbench import cli, cli_report
 from kvbench.analysis.frame import to_frame
 from kvbench.axes import AXES
 from kvbench.report import style
+from kvbench.report.csv import save_rows
 from kvbench.report.document import ChartKind
+from kvbench.report.markdown import markdown
 from kvbench.report.plots import most_telling, sketches
 from kvbench.report.save import save_figure
+from kvbench.report.sections import compose
 from kvbench.store import load
 from kvbench.strategies import registry
 from kvbench.timing import bandwidth
@@ -438,12 +442,13 @@ def pinned(package: str) -> str:
 
 
 @pytest.mark.parametrize("run", RUNS, ids=name)
-def test_committed_figures_are_those_that_are_drawn(run, tmp_path):
+def test_committed_figures_and_reports_are_those_that_are_made(run, tmp_path):
     other = [p for p in DRAWING if importlib.metadata.version(p) != pinned(p)]
     if other:
         pytest.skip(f"drawn by other versions of {', '.join(other)} than requirements.txt has")
     done = load(run)
-    drawn = most_telling(sketches(to_frame(done.results), done.info))
+    frame = to_frame(done.results)
+    drawn = most_telling(sketches(frame, done.info))
     committed = {path.stem for path in (run / "plots").glob("*.svg")}
     assert committed == {sketch.name for sketch in drawn}, "run: make docs"
     assert {path.stem for path in (run / "plots").glob("*.png")} == committed
@@ -451,3 +456,9 @@ def test_committed_figures_are_those_that_are_drawn(run, tmp_path):
         _, svg = save_figure(sketch.draw(), tmp_path, sketch.name)
         same = svg.read_bytes() == (run / "plots" / svg.name).read_bytes()
         assert same, f"{sketch.name} is stale; run: make docs"
+    document = compose(done, frame, done.info.layers)
+    written = markdown(document, cli_report._pictures(drawn), cli_report.TABLE_FILE)
+    assert written == (run / cli_report.MARKDOWN_FILE).read_text(), "stale; run: make docs"
+    save_rows(frame, tmp_path / cli_report.TABLE_FILE)
+    same = filecmp.cmp(*(at / cli_report.TABLE_FILE for at in (run, tmp_path)), shallow=False)
+    assert same, "stale; run: make docs"
