@@ -54,6 +54,13 @@ def test_one_winner_at_every_size_is_said_once():
     )
 
 
+def test_a_winner_that_loses_a_case_is_the_fastest_on_average():
+    found = {"write": [band(), band(fastest=2, low=17, high=256)]}
+    assert sentences(found).startswith(
+        "- **write**: `a` is the fastest on average at all sizes measured (1 to 256 tokens): "
+    )
+
+
 def test_winners_that_change_are_said_with_their_sizes():
     found = {
         "read": [band("a"), band("c", "a", low=17, high=256), band("c", "b", low=512, high=512)]

@@ -105,8 +105,11 @@ def _unshared(own: Sequence[Band]) -> str:
 def _sentence(own: Sequence[Band]) -> str:
     winners = list(dict.fromkeys(band.winner for band in own))
     if len(winners) == 1:
-        where = f"`{_way(winners[0])}` is the fastest at every size measured ({_span(own)} tokens)"
-        return f"{where}{_ahead(own)}."
+        # A band's winner may lose some of its cases.
+        everywhere = all(band.fastest == band.cases for band in own)
+        where = "at every size measured" if everywhere else "on average at all sizes measured"
+        said = f"`{_way(winners[0])}` is the fastest {where} ({_span(own)} tokens)"
+        return f"{said}{_ahead(own)}."
     parts: list[list[Band]] = []
     for band in own:
         if parts and parts[-1][0].winner == band.winner:
