@@ -1,6 +1,7 @@
 """Commands that show a run to people: its figures and its report."""
 
 import shlex
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -136,7 +137,9 @@ def write_report(
 
     document = compose(done, frame, layers, left_out)
     if only != "html":
-        drawn = save_plots(done, frame, target / PLOTS_FOLDER, left_out=left_out)
+        # Figures are of the run's layers.
+        asked = replace(done, info=replace(done.info, layers=layers))
+        drawn = save_plots(asked, frame, target / PLOTS_FOLDER, left_out=left_out)
         save_rows(frame, target / TABLE_FILE)
         _write(target / MARKDOWN_FILE, markdown(document, _pictures(drawn), TABLE_FILE))
     if only != "markdown":

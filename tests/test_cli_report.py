@@ -56,10 +56,17 @@ def test_the_same_run_has_the_same_report(kvbench_, made_run, tmp_path):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_steps_of_another_depth_can_be_asked_for(kvbench_, made_run, tmp_path):
-    args = ["report", made_run, "--only", "markdown", "-o", tmp_path]
+def test_steps_of_another_depth_can_be_asked_for(kvbench_, tmp_path):
+    """Of tables and figures alike."""
+    rows = sweep_rows(block_sizes=(16, 64), strategies=("loop", "slot_mapping"))
+    folder = run_folder(tmp_path / "run", rows)
+    args = ["report", folder, "--only", "markdown", "-o", tmp_path]
     assert kvbench_(*args, "--layers", "7").code == 0
-    assert "prepare + 7 x run" in (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert "prepare + 7 x run" in text
+    assert "![write: the fastest in a step of 7 layers" in text
+    assert "of 32 layers" not in text
+    assert "| layers of a step | 32 |" in text  # what was said when it was measured
 
 
 def test_a_run_without_a_time_has_a_report(kvbench_, tmp_path):
