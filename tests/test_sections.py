@@ -216,6 +216,14 @@ def test_what_is_no_finding_is_not_listed_as_one():
     assert warnings_of(run_info(environment=dirty, findings=(fine,))).startswith("Nothing that")
 
 
+def test_changes_that_no_commit_has_are_told_of_whichever_session_had_them():
+    def later(**fields):
+        return (Resumption(created="", command="", environment=environment(**fields)),)
+
+    assert "no commit has" in warnings_of(run_info(resumptions=later(git_dirty=True)))
+    assert "no commit has" not in warnings_of(run_info(resumptions=later(git_dirty=False)))
+
+
 def test_what_was_not_looked_at_is_not_said_to_be_fine():
     old = run_info(environment=environment(git_dirty=True))
     assert old.findings is None

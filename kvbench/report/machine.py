@@ -91,7 +91,7 @@ def warnings_of(info: RunInfo) -> str:
         )
     elif not points:
         said.append(_undisturbed([f for findings in sessions for f in findings or ()]))
-    if info.environment.git_dirty:
+    if any(each.environment.git_dirty for each in (info, *info.resumptions)):
         said.append("The code had changes that no commit has: nobody else can measure the same.")
     return "\n\n".join(said)
 
