@@ -83,8 +83,12 @@ def test_a_run_of_a_gpu_s_clocks_and_many_settings_has_a_report(kvbench_, tmp_pa
     folder = run_folder(tmp_path / "run", rows)
     assert kvbench_("report", folder).code == 0
     text = (folder / "report.md").read_text()
-    assert "enqueue" in text
-    assert "device" in text
+    shown = dict(re.findall(r"!\[(.+?)\]\(plots/([\w-]+)\.png\)", text))
+    by = {name: alt for alt, name in shown.items()}
+    assert len(by) == len(shown) == text.count("![")  # no two say the same
+    assert by["write-launch-overhead-device"].startswith("By the device clock: Writing")
+    assert by["write-launch-overhead-enqueue"].startswith("By the enqueue clock: Writing")
+    assert by["write-launch-overhead"].startswith("Writing")
 
 
 def test_a_report_without_figures_can_go_to_a_new_folder(kvbench_, tmp_path):

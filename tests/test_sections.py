@@ -101,7 +101,7 @@ def test_the_table_of_the_answer_has_a_line_per_op_and_band():
         ("read", "1 to 16", "a", "3 of 3 cases", "—", "—", "nothing to compare with"),
         ("read", "1 to 16", "a", "3 of 3 cases", "b", "1.06x (1.04 to 1.08)", "by little"),
     )
-    assert "prepare + 32 x run" in table.note
+    assert "by the wall clock: prepare + 32 x run" in table.note
     assert "left out (1)" in table.note
 
 

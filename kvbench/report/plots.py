@@ -61,7 +61,7 @@ class Sketch:
     @property
     def alt(self) -> str:
         """One sentence for who can't see it: what it shows, and what is seen first."""
-        return self.tell()
+        return self.tell() if self.clock == "wall" else f"By the {self.clock} clock: {self.tell()}"
 
 
 def sketches(frame: pd.DataFrame, info: RunInfo) -> list[Sketch]:
