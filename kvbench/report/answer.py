@@ -50,9 +50,9 @@ def answer_table(found: dict[str, list[Band]], layers: int) -> Table:
         _HEADER,
         tuple(_line(op, band) for op, own in found.items() for band in own),
         f"By the cost of a step by the wall clock: prepare + {layers} x run of a write, read or "
-        "attend; of an index one run; of a step all of it. Geometric means over the cases of a band; in brackets the "
-        "95 % interval over rounds. By little: apart within this run, but by so little "
-        f"({100 * LEAST_EFFECT:.0f} %) that another run may not show it again.{lacking}",
+        "attend; of an index one run; of a step all of it. Geometric means over the cases of a "
+        "band; in brackets the 95 % interval over rounds. By little: apart within this run, but by "
+        f"so little ({100 * LEAST_EFFECT:.0f} %) that another run may not show it again.{lacking}",
     )
 
 

@@ -91,7 +91,8 @@ def warnings_of(info: RunInfo) -> str:
         )
     elif not points:
         said.append(_undisturbed([f for findings in sessions for f in findings or ()]))
-    if any(each.environment.git_dirty for each in (info, *info.resumptions)):
+    environments = (info.environment, *(later.environment for later in info.resumptions))
+    if any(environment.git_dirty for environment in environments):
         said.append("The code had changes that no commit has: nobody else can measure the same.")
     return "\n\n".join(said)
 
