@@ -207,7 +207,8 @@ def test_a_phone_scrolls_in_one_direction(opened, name):
     for figure in page.locator("figure.chart").all()[:8]:
         made = chart(page, figure.get_attribute("id"))
         made.locator(".controls > summary").click()
-        made.locator(".values > summary").click()
+        if made.locator(".plot").is_visible():
+            made.locator(".values > summary").click()
     assert overflow(page) == 0
 
 
