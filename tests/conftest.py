@@ -35,9 +35,11 @@ def strategies():
 
 
 @pytest.fixture(autouse=True)
-def short_look(monkeypatch):
+def short_look():
     """Runs in a test's own process look at the machine for a moment, not for a second."""
-    monkeypatch.setattr(diagnosis, "_WINDOW_S", 0.01)
+    with pytest.MonkeyPatch.context() as patch:  # as above
+        patch.setattr(diagnosis, "_WINDOW_S", 0.01)
+        yield
 
 
 @pytest.fixture(scope="session")

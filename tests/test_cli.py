@@ -207,10 +207,10 @@ def test_run_measures_ranks_plots_and_says_where(kvbench_, tmp_path):
         for kind in ("launch-overhead", "bandwidth", "speedup", "layers")
         for ending in ("png", "svg")
     }
-    assert set(contents(folder)) == {RUN_FILE, ROWS_FILE, *plots}
+    assert set(contents(folder)) == {RUN_FILE, ROWS_FILE, "report.html", *plots}
     lines = ended.out.splitlines()
     assert {line for line in lines if line.startswith(str(folder))} == {
-        str(folder / plot) for plot in plots
+        str(folder / made) for made in (*plots, "report.html")
     }
     assert lines[0].startswith("4 cases, 8 strategy timings on cpu")
     for title in (

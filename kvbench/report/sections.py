@@ -36,8 +36,7 @@ _CURVES = """\
 Each line is the median time of one call of one strategy, the band its 95 % interval; both axes are
 logarithmic. Where a line is flat, a call costs what it takes to get work started, whatever the
 number of tokens; where it rises with a slope of one, time goes with the tokens. The dashed line is
-the same bytes at the speed of the best plain copy on this device. In brackets: what one call
-launches on a GPU."""
+the same bytes at the speed of the best plain copy on this device."""
 _SPEEDUP = """\
 How many times faster than the loop each strategy is: the median of the ratios within rounds, in
 which all of them met the same machine, with its 95 % interval. Under 1 it is slower."""

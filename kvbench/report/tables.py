@@ -63,10 +63,7 @@ class Table:
     def markdown(self) -> str:
         """For a document."""
         rule = ["---:" if numeric else "---" for numeric in self.numeric()]
-        escaped = [
-            [cell.replace("|", "\\|").replace("<", "&lt;") for cell in row]
-            for row in (self.header, *self.rows)
-        ]
+        escaped = [[_escaped(cell) for cell in row] for row in (self.header, *self.rows)]
         escaped.insert(1, rule)
         lines = [f"| {' | '.join(row)} |" for row in escaped]
         note = ["", self.note] if self.note else []
@@ -76,6 +73,12 @@ class Table:
         """Which columns hold numbers alone."""
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
         return [all(cell[:1].isdigit() or cell == MISSING for cell in c) for c in columns]
+
+
+def _escaped(cell: str) -> str:
+    """A cell as it is read in Markdown; what is code already has no markup in it."""
+    is_code = cell.startswith("`") and cell.endswith("`")
+    return cell.replace("|", "\\|") if is_code else cell.replace("|", "\\|").replace("<", "&lt;")
 
 
 def describe_launches(counts: LaunchCounts) -> str:

@@ -88,7 +88,9 @@ kv.lineSettings = (() => {
 
   function defaults(op, kind) {
     const y =
-      { speedup: "speedup", bandwidth: "bandwidth", "tokens-per-second": "rate" }[kind] ?? "time";
+      { speedup: "speedup", bandwidth: "bandwidth", "tokens-per-second": "rate", layers: "layer" }[
+        kind
+      ] ?? "time";
     const options = xs(op).map(([name]) => name);
     const x = kind === "layers" ? "layers" : options.includes("seq_len") ? "seq_len" : options[0];
     return { y, x: x ?? "seq_len", phase: "both", clock: "wall", layers: String(run.layers) };

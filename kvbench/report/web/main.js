@@ -21,13 +21,27 @@
   charts.forEach(({ figure }) => seen.observe(figure));
   addEventListener("beforeprint", () => charts.forEach(({ start }) => start()));
 
+  // What was jumped to stays where it is while charts above it are drawn, until the reader moves on.
+  let target = null;
+  function jumpTo(element) {
+    target = element;
+    target?.scrollIntoView();
+  }
+  const moveOn = () => (target = null);
+  for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"])
+    addEventListener(kind, moveOn, { passive: true });
+  new ResizeObserver(() => target?.scrollIntoView()).observe(document.body);
+
   function restore() {
     const found = kv.address.read();
     const chart = found && charts.find(({ id }) => id === found.id);
-    if (!chart) return;
-    chart.restore(found.words);
-    chart.figure.scrollIntoView();
+    if (chart) chart.restore(found.words);
+    jumpTo(chart ? chart.figure : document.getElementById(location.hash.slice(1)));
   }
   addEventListener("hashchange", restore);
-  restore();
+  document.querySelectorAll("nav a").forEach((link) =>
+    // Of the address that is there already there is no change to be told of.
+    link.addEventListener("click", () => setTimeout(restore)),
+  );
+  if (location.hash) restore();
 })();
