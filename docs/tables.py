@@ -309,10 +309,12 @@ def _rows(strategies: tuple[str, ...], sizes: tuple[int, ...]) -> Table:
 # Figures, files and the command line.
 
 
-def figure(name: str, alt: str) -> str | None:
-    """A figure of the reference run, as seen from a page in docs/; None if the run has none."""
+def figure(name: str, alt: str) -> str:
+    """A figure of the reference run, as seen from a page in docs/."""
     path = ROOT / REFERENCE / "plots" / f"{name}.png"
-    return f"![{alt}]({os.path.relpath(path, DOCS)})" if path.is_file() else None
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return f"![{alt}]({os.path.relpath(path, DOCS)})"
 
 
 def python(name: str) -> None:

@@ -346,7 +346,7 @@ def without(run: Run, patterns: Iterable[str]) -> Run:
     names = {row.strategy for row in run.results}
     left = set(names)
     for pattern in wanted:
-        matched = set(fnmatch.filter(names, pattern))
+        matched = {name for name in names if fnmatch.fnmatchcase(name, pattern)}
         if not matched:
             raise unknown("strategy", pattern, names)
         left -= matched

@@ -19,14 +19,28 @@ def found(*rows) -> list[tuple[str, int, int, float]]:
     return [(s, n, m, pytest.approx(r)) for s, n, m, r in zip(*columns, strict=True)]
 
 
-def test_more_tokens_in_half_the_time_or_less_are_doubted():
-    assert found(row(1, 1), row(8, 5), row(64, 2)) == [("write.a", 8, 64, 2.5)]
-    assert found(row(64, 2), row(8, 4), row(1, 1)) == [("write.a", 8, 64, 2)]
+def test_more_tokens_in_a_third_of_the_time_or_less_are_doubted():
+    assert found(row(1, 1), row(8, 7), row(64, 2)) == [("write.a", 8, 64, 3.5)]
+    assert found(row(64, 2), row(8, 6), row(1, 1)) == [("write.a", 8, 64, 3)]
 
 
-@pytest.mark.parametrize("times", [(1, 1, 1), (3, 1.6, 1.6), (1, 5, 100)])
-def test_less_than_that_is_what_strategies_do(times):
-    assert found(*map(row, (1, 8, 64), times)) == []
+def test_of_disturbed_neighbours_both_are_found():
+    rows = [row(1, 1), row(8, 90), row(64, 100), row(512, 3), row(4096, 20)]
+    assert found(*rows) == [("write.a", 8, 512, 30), ("write.a", 64, 512, 100 / 3)]
+
+
+@pytest.mark.parametrize(
+    ("times", "doubted"),
+    [
+        ((1, 1, 1), []),
+        ((5, 1.8, 1.8), []),
+        ((1, 5, 100), []),
+        ((2.9, 7, 1), [8]),
+        ((3, 7, 1), [1, 8]),
+    ],
+)
+def test_less_than_that_is_what_strategies_do(times, doubted):
+    assert [seq_len for _, seq_len, _, _ in found(*map(row, (1, 8, 64), times))] == doubted
 
 
 @pytest.mark.parametrize(

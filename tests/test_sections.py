@@ -77,7 +77,7 @@ def test_winners_that_change_are_said_with_their_sizes():
         ([band(tied=["b", "c"])], "(1 to 16 tokens), not to be told from `b` or `c`."),
         (
             [band(tied=["b"]), band(low=17, high=20)],
-            "takes 2.00x as long (at some sizes not to be told from b).",
+            "takes 2.00x as long (at some sizes not to be told from `b`).",
         ),
         ([band(runner_up=None, margin=None, low=4, high=4)], "measured (4 tokens)."),
     ],
@@ -322,6 +322,11 @@ def test_a_run_of_nothing_timed_has_a_report_that_says_so(tmp_path):
     assert "never \\| &lt;b>here&lt;/b>" in text
 
 
+def test_a_pattern_in_a_cell_is_no_emphasis_and_code_is_as_it_is():
+    table = Table("T", ("a", "b"), (("-s '*.native' -s '*.x'", "`<*>`"),))
+    assert table.markdown().splitlines()[-1] == "| -s '\\*.native' -s '\\*.x' | `<*>` |"
+
+
 def test_markdown_has_every_part():
     table = Table("T", ("a",), (("1",),), "N")
     document = Document(
@@ -357,11 +362,26 @@ def test_rows_are_written_at_full_precision_and_what_is_missing_is_empty(tmp_pat
     save_rows(to_frame(rows), tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
         one, two = csv.DictReader(file)
-    assert tuple(one) == COLUMNS
+    assert tuple(one) == ("strategy", "op", "seq_len", *COLUMNS)
+    assert (one["strategy"], one["op"], one["seq_len"]) == ("write.a", "write", "8")
     assert float(one["median_s"]) == 1.0000000001e-5
     assert one["repro"] == "kvbench run -a seq_len=1,2"
     assert (two["median_s"], two["launches"], two["resolved"]) == ("", "", "")
     assert two["reason"] == 'it said "no",\nand left'
+
+
+def test_rows_have_the_fields_of_the_case_that_vary(tmp_path):
+    rows = [result("write.a", block_size=n, dtype=kind) for n in (8, 16) for kind in ("bf16", "fp32")]
+    save_rows(to_frame(rows), tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert tuple(found[0]) == ("strategy", "op", "seq_len", "block_size", "dtype", *COLUMNS)
+    assert [(row["block_size"], row["dtype"]) for row in found] == [
+        ("8", "bf16"),
+        ("8", "fp32"),
+        ("16", "bf16"),
+        ("16", "fp32"),
+    ]
 
 
 def test_rows_that_can_not_be_written_are_one_line(tmp_path):

@@ -12,15 +12,16 @@ import pandas as pd
 
 from kvbench.analysis.frame import settings_of
 
-LEAST = 2.0
-"""Times that a call may take as long as one of more tokens; a change of algorithm within a strategy
-makes some 1.7."""
+LEAST = 3.0
+"""Times as long as a call of more tokens, from which on a call is doubted. A change of algorithm
+within a strategy makes some 1.8; a core that somebody else has, tens and hundreds."""
 
 
 def doubtful(frame: pd.DataFrame) -> pd.DataFrame:
-    """Timed rows that took at least `LEAST` times as long as the same with the next more tokens.
+    """Timed rows that took at least `LEAST` times as long as the same with more tokens.
 
-    Of those more tokens a time that is mostly the clock's own contradicts nothing.
+    Of those with more tokens the quickest counts: neighbours may both be disturbed. A time that is
+    mostly the clock's own contradicts nothing.
 
     Args:
         frame: Rows of a run.
@@ -38,12 +39,13 @@ def doubtful(frame: pd.DataFrame) -> pd.DataFrame:
         )
         for _, places in settings_of(own, ("seq_len",)):
             line = places[np.argsort(seq_lens[places], kind="stable")]
-            ratios = medians[line[:-1]] / medians[line[1:]]
-            found += [
-                (own.index[place], int(seq_lens[larger]), float(ratio))
-                for place, larger, ratio in zip(line[:-1], line[1:], ratios, strict=True)
-                if ratio >= LEAST and resolved[larger]
-            ]
+            quickest = -1  # of the larger ones
+            for place in line[::-1]:
+                if quickest >= 0 and medians[place] >= LEAST * medians[quickest]:
+                    ratio = float(medians[place] / medians[quickest])
+                    found.append((own.index[place], int(seq_lens[quickest]), ratio))
+                if resolved[place] and (quickest < 0 or medians[place] < medians[quickest]):
+                    quickest = place
     found.sort()
     rows = ok.loc[[place for place, _, _ in found]]
     return rows.assign(

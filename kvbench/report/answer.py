@@ -125,9 +125,9 @@ def _ahead(own: Sequence[Band]) -> str:
     margins = [band.margin for band in own if band.margin is not None]
     if not margins:
         return ""
-    tied = list(dict.fromkeys(_way(name) for band in own for name in band.tied))
+    tied = list(dict.fromkeys(f"`{_way(name)}`" for band in own for name in band.tied))
     if tied and all(band.tied for band in own):
-        return f", not to be told from {_listed([f'`{name}`' for name in tied])}"
+        return f", not to be told from {_listed(tied)}"
     low, high = (significant(end(m.median for m in margins)) for end in (min, max))
     times = f"{low}x" if low == high else f"{low} to {high}x"
     doubt = f" (at some sizes not to be told from {_listed(tied)})" if tied else ""

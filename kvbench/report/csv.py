@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from kvbench.analysis.frame import CASE_FIELDS
 from kvbench.errors import StoreError
 
 COLUMNS = (
-    "strategy",
     "phase",
     "clock",
     "cache",
@@ -24,7 +24,17 @@ COLUMNS = (
     "reason",
     "repro",
 )
-"""What stands on a line; the case is in its command, repro."""
+"""What stands on a line behind the case's fields."""
+
+
+def columns(frame: pd.DataFrame) -> list[str]:
+    """Strategy, op and seq_len, the case's other fields that vary in the run, then `COLUMNS`.
+
+    Args:
+        frame: The rows of a run.
+    """
+    varying = [name for name in CASE_FIELDS if frame[name].nunique() > 1]
+    return [*dict.fromkeys(("strategy", "op", "seq_len", *varying)), *COLUMNS]
 
 
 def save_rows(frame: pd.DataFrame, path: Path) -> None:
@@ -43,6 +53,6 @@ def save_rows(frame: pd.DataFrame, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Opened here: what pandas raises for a path has no strerror.
         with path.open("w", encoding="utf-8", newline="") as file:
-            frame.to_csv(file, columns=list(COLUMNS), index=False, lineterminator="\n")
+            frame.to_csv(file, columns=columns(frame), index=False, lineterminator="\n")
     except OSError as error:
         raise StoreError(f"{str(path)!r}: {error.strerror}") from error

@@ -52,8 +52,9 @@ def _lines(environment: Environment) -> list[tuple[str, str]]:
         value = getattr(environment, name)
         if name == "gpu":
             lines += [(f"GPU {key}", _said(value[key])) for key in sorted(value)]
-        elif name in _SIZES and value is not None:
-            lines.append((name.removesuffix("_bytes").replace("_", " "), format_bytes(value)))
+        elif name in _SIZES:
+            said = _said(None) if value is None else format_bytes(value)
+            lines.append((name.removesuffix("_bytes").replace("_", " "), said))
         else:
             lines.append((name.replace("_", " "), _said(value)))
     return lines

@@ -77,8 +77,9 @@ class Table:
 
 def _escaped(cell: str) -> str:
     """A cell as it is read in Markdown; what is code already has no markup in it."""
+    cell = cell.replace("|", "\\|")
     is_code = cell.startswith("`") and cell.endswith("`")
-    return cell.replace("|", "\\|") if is_code else cell.replace("|", "\\|").replace("<", "&lt;")
+    return cell if is_code else cell.replace("<", "&lt;").replace("*", "\\*")
 
 
 def describe_launches(counts: LaunchCounts) -> str:
