@@ -371,7 +371,8 @@ def test_rows_are_written_at_full_precision_and_what_is_missing_is_empty(tmp_pat
 
 
 def test_rows_have_the_fields_of_the_case_that_vary(tmp_path):
-    rows = [result("write.a", block_size=n, dtype=kind) for n in (8, 16) for kind in ("bf16", "fp32")]
+    kinds = ("bf16", "fp32")
+    rows = [result("write.a", block_size=n, dtype=kind) for n in (8, 16) for kind in kinds]
     save_rows(to_frame(rows), tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
