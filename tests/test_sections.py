@@ -32,7 +32,7 @@ def band(winner="a", runner_up="b", margin=(2.0, 1.9, 2.1), tied=(), low=1, high
         runner_up=None if runner_up is None else f"write.{runner_up}",
         margin=None if margin is None else Estimate(*margin),
         tied=tuple(f"write.{name}" for name in tied),
-        **{"cases": 3, "left_out": 0, "fastest": 3, **fields},
+        **{"cases": 3, "left_out": 0, "fastest": 3, "lacking": (), **fields},
     )
 
 
@@ -89,7 +89,7 @@ def test_doubt_is_said(bands, said):
 def test_the_table_of_the_answer_has_a_line_per_op_and_band():
     found = {
         "write": [
-            band(fastest=2, left_out=1),
+            band(fastest=2, left_out=1, lacking=("write.c", "write.d")),
             band(tied=["b"], low=20, high=20, cases=1, fastest=1),
         ],
         "read": [band(runner_up=None, margin=None), band(margin=(1.06, 1.04, 1.08))],
@@ -102,7 +102,7 @@ def test_the_table_of_the_answer_has_a_line_per_op_and_band():
         ("read", "1 to 16", "a", "3 of 3 cases", "b", "1.06x (1.04 to 1.08)", "by little"),
     )
     assert "by the wall clock: prepare + 32 x run" in table.note
-    assert "left out (1)" in table.note
+    assert table.note.endswith("left out: 1, for want of write.c or write.d.")
 
 
 def test_who_is_judged_by_other_cases_than_the_next_is_not_surely_the_fastest():

@@ -28,6 +28,8 @@ class Band:
     there are none."""
     left_out: int
     """Cases of the band that lack a strategy."""
+    lacking: tuple[str, ...]
+    """The strategies that have no time in some case of the band."""
     winner: str
     """The one with the least geometric mean of step cost over the fastest's."""
     fastest: int
@@ -63,6 +65,8 @@ def _band(costs: pd.DataFrame) -> Band:
     keys = list(CASE_FIELDS)
     covered = of_shared_cases(costs)
     cases = len(covered.drop_duplicates(keys))
+    every = len(costs.drop_duplicates(keys))
+    counts = costs["strategy"].value_counts().sort_index()
     strategies = covered["strategy"].nunique()
     first, *others = standings(costs)
     margins = {
@@ -75,7 +79,8 @@ def _band(costs: pd.DataFrame) -> Band:
         low=int(covered["tokens"].min()),
         high=int(covered["tokens"].max()),
         cases=cases,
-        left_out=len(costs.drop_duplicates(keys)) - cases,
+        left_out=every - cases,
+        lacking=tuple(map(str, counts.index[counts < every])),
         winner=first.strategy,
         fastest=first.fastest,
         runner_up=runner_up,

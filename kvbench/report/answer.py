@@ -40,8 +40,10 @@ def answer_table(found: dict[str, list[Band]], layers: int) -> Table:
         layers: The layers of a step that it was asked for.
     """
     left_out = sum(band.left_out for own in found.values() for band in own)
+    names = dict.fromkeys(name for own in found.values() for band in own for name in band.lacking)
     lacking = (
-        f" Cases in which not every strategy of the band was timed are left out ({left_out})."
+        f" Cases in which not every strategy of the band was timed are left out: {left_out}, for "
+        f"want of {_listed(list(names))}."
         if left_out
         else ""
     )
