@@ -28,6 +28,7 @@ $(READY): pyproject.toml requirements.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    -c requirements.txt -e '.[dev]'
 	@touch $@
+	@echo "Ready."
 
 .PHONY: setup
 setup: $(READY) ## Set up .venv

@@ -299,13 +299,17 @@ def _sweep_fleet(
 
 def _report(folders: Iterable[Path], layers: int) -> None:
     """Tables and plots of runs; exit code 1 if a strategy was wrong or failed."""
-    from kvbench.report.machine import doubt_table
+    from kvbench.report.answer import answers, basis, plain, sentences
+    from kvbench.report.machine import busy, doubt_table
     from kvbench.report.tables import environment_line
 
     wrong = False
     for folder in folders:
         done = load_run(folder)
         frame = _frame(done)
+        said = busy(done.info)
+        if said:
+            say(f"WARNING: {said}")
         _print_tables(frame, layers, markdown=False)
         _print_first_calls(frame, markdown=False)
         _print_untimed(frame)
@@ -314,6 +318,10 @@ def _report(folders: Iterable[Path], layers: int) -> None:
             out.print(doubts.rich())
         say(environment_line(done.info))
         save_plots(done, frame, folder / PLOTS_FOLDER)
+        found = answers(frame, layers)
+        if found:
+            say(f"\n{basis(found, layers)}:")
+            say(f"{plain(sentences(found))}\n")
         missing = missing_for_html()
         if missing:
             say(f"No {HTML_FILE}: {missing} is not installed.")

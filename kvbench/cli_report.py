@@ -188,8 +188,9 @@ def save_plots(
             meter.advance(sketch.name)
     if not paths:
         say("No plots: no strategy was timed at two or more values of seq_len.")
-    for path in paths:
-        say(str(path))
+    else:
+        endings = ", ".join(dict.fromkeys(path.suffix[1:].upper() for path in paths))
+        say(f"{len(drawn)} figures ({endings}) in {folder}")
     if len(drawn) < len(found):
         words = ["kvbench", "plot", str(done.folder), "--all"]
         words += [word for pattern in left_out for word in ("--without", pattern)]

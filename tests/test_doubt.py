@@ -1,4 +1,4 @@
-"""Times that contradict those of larger calls."""
+"""Times that contradict those of other sizes."""
 
 import pytest
 from made import result, sweep_rows
@@ -15,7 +15,7 @@ def row(seq_len: int, scale: float, strategy: str = "write.a", **fields):
 
 def found(*rows) -> list[tuple[str, int, int, float]]:
     frame = doubtful(to_frame(rows))
-    columns = (frame[name] for name in ("strategy", "seq_len", "larger", "ratio"))
+    columns = (frame[name] for name in ("strategy", "seq_len", "other", "ratio"))
     return [(s, n, m, pytest.approx(r)) for s, n, m, r in zip(*columns, strict=True)]
 
 
@@ -27,6 +27,19 @@ def test_more_tokens_in_a_third_of_the_time_or_less_are_doubted():
 def test_of_disturbed_neighbours_both_are_found():
     rows = [row(1, 1), row(8, 90), row(64, 100), row(512, 3), row(4096, 20)]
     assert found(*rows) == [("write.a", 8, 512, 30), ("write.a", 64, 512, 100 / 3)]
+
+
+def test_a_time_that_grew_far_more_than_the_tokens_is_doubted_and_those_behind_it():
+    rows = [row(1, 1), row(16, 1.2), row(64, 1550), row(256, 1420)]
+    assert found(*rows) == [
+        ("write.a", 64, 16, 1550 / 1.2),
+        ("write.a", 256, 16, 1420 / 1.2),
+    ]
+
+
+def test_tokens_may_each_be_far_dearer_where_they_no_longer_fit():
+    assert found(row(1024, 1), row(4096, 159)) == []
+    assert found(row(1024, 1), row(4096, 160)) == [("write.a", 4096, 1024, 160)]
 
 
 @pytest.mark.parametrize(

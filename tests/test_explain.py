@@ -189,3 +189,11 @@ def test_an_index_on_a_cpu_is_fitted_and_not_said_to_be_bound_by_bandwidth():
     frame = to_frame(rows)
     assert fit_table(frame, "index") is not None
     assert verdict_table(frame, "index") is None
+
+
+def test_what_has_no_count_of_launches_is_said_not_to_be_fitted():
+    rows = [result("write.mine", [1e-5 * n] * 5, seq_len=n) for n in (1, 2, 4)]
+    table = refusals_table(to_frame(rows), "write")
+    (line,) = table.rows
+    assert line[0] == "write.mine"
+    assert "no count of its launches" in line[1]

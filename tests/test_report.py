@@ -543,7 +543,7 @@ def test_long_first_calls_are_a_table_a_case_counted_once_whatever_its_clocks():
         result("write.scatter", status="failed"),
     ]
     table = first_calls_table(to_frame(rows))
-    assert table.title == "First calls of 1.00 s or more: compiling, in no sample"
+    assert table.title == "First calls of 1.00 s or more (compiling, loading), in no sample"
     assert table.rows == (
         ("write.compile", "2", "2.50 s", "3.50 s"),
         ("write.triton", "1", "1.50 s", "1.50 s"),

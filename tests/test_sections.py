@@ -12,11 +12,11 @@ from kvbench.analysis.frame import to_frame
 from kvbench.analysis.statistics import Estimate
 from kvbench.analysis.winners import Band
 from kvbench.errors import StoreError
-from kvbench.report.answer import answer_table, answers, sentences
+from kvbench.report.answer import answer_table, answers, basis, plain, sentences
 from kvbench.report.csv import COLUMNS, save_rows
 from kvbench.report.document import Chart, Details, Document, Rows, Section, Text
 from kvbench.report.launches import launches_table
-from kvbench.report.machine import environment_table, found_table, quality_table, warnings_of
+from kvbench.report.machine import busy, environment_table, found_table, quality_table, warnings_of
 from kvbench.report.markdown import Picture, markdown
 from kvbench.report.sections import compose
 from kvbench.report.tables import Table
@@ -25,6 +25,7 @@ from kvbench.store import Run
 
 
 def band(winner="a", runner_up="b", margin=(2.0, 1.9, 2.1), tied=(), low=1, high=16, **fields):
+    usual = {"cases": 3, "left_out": 0, "fastest": 3, "lacking": (), "least": 2.0, "most": 2.0}
     return Band(
         low=low,
         high=high,
@@ -32,7 +33,7 @@ def band(winner="a", runner_up="b", margin=(2.0, 1.9, 2.1), tied=(), low=1, high
         runner_up=None if runner_up is None else f"write.{runner_up}",
         margin=None if margin is None else Estimate(*margin),
         tied=tuple(f"write.{name}" for name in tied),
-        **{"cases": 3, "left_out": 0, "fastest": 3, "lacking": (), **fields},
+        **{**usual, **fields},
     )
 
 
@@ -47,11 +48,21 @@ def charts_of(rows, tmp_path) -> list[tuple[str, str]]:
 
 
 def test_one_winner_at_every_size_is_said_once():
-    found = {"write": [band(), band(margin=(3.5, 3.4, 3.6), low=17, high=256)]}
-    assert sentences(found) == (
+    later = band(margin=(3.5, 3.4, 3.6), low=17, high=256, least=1.5, most=6)
+    assert sentences({"write": [band(), later]}) == (
         "- **write**: `a` is the fastest at every size measured (1 to 256 tokens): the next, `b`, "
-        "takes 2.00 to 3.50x as long."
+        "takes 2.00 to 3.50x as long on average, 1.50 to 6.00x in single cases."
     )
+
+
+def test_a_terminal_gets_the_answer_without_markup():
+    found = {"write": [band()]}
+    assert plain(sentences(found)) == (
+        "- write: a is the fastest at every size measured (1 to 16 tokens): the next, b, takes "
+        "2.00x as long."
+    )
+    assert "step of 7 layers" in basis(found, 7)
+    assert basis({"index": [band()], "step": [band()]}, 7) == "By the cost of a step"
 
 
 def test_a_winner_that_loses_a_case_is_the_fastest_on_average():
@@ -96,10 +107,10 @@ def test_the_table_of_the_answer_has_a_line_per_op_and_band():
     }
     table = answer_table(found, 32)
     assert table.rows == (
-        ("write", "1 to 16", "a", "2 of 3 cases", "b", "2.00x (1.90 to 2.10)", "sure"),
-        ("write", "20", "a", "1 of 1 case", "b", "2.00x (1.90 to 2.10)", "not to be told from b"),
-        ("read", "1 to 16", "a", "3 of 3 cases", "—", "—", "nothing to compare with"),
-        ("read", "1 to 16", "a", "3 of 3 cases", "b", "1.06x (1.04 to 1.08)", "by little"),
+        ("write", "1 to 16", "a", "sure", "2.00x (1.90 to 2.10)", "b", "2 of 3 cases"),
+        ("write", "20", "a", "tied with b", "2.00x (1.90 to 2.10)", "b", "1 of 1 case"),
+        ("read", "1 to 16", "a", "nothing to compare with", "—", "—", "3 of 3 cases"),
+        ("read", "1 to 16", "a", "by little", "1.06x (1.04 to 1.08)", "b", "3 of 3 cases"),
     )
     assert "by the wall clock: prepare + 32 x run" in table.note
     assert table.note.endswith("left out: 1, for want of write.c or write.d.")
@@ -107,7 +118,7 @@ def test_the_table_of_the_answer_has_a_line_per_op_and_band():
 
 def test_who_is_judged_by_other_cases_than_the_next_is_not_surely_the_fastest():
     found = {"write": [band(), band(shared=False, low=20, high=30), band(runner_up=None, low=40)]}
-    assert [line[-1] for line in answer_table(found, 32).rows] == [
+    assert [line[3] for line in answer_table(found, 32).rows] == [
         "sure",
         "unsure: no case has them all",
         "nothing to compare with",
@@ -222,6 +233,18 @@ def test_changes_that_no_commit_has_are_told_of_whichever_session_had_them():
 
     assert "no commit has" in warnings_of(run_info(resumptions=later(git_dirty=True)))
     assert "no commit has" not in warnings_of(run_info(resumptions=later(git_dirty=False)))
+
+
+def test_a_machine_that_somebody_else_had_is_told_of_first(tmp_path):
+    load = Finding("Load of others", "7 on 2 CPUs", "warning", "Wait.")
+    taken = Finding("Busy processes", "make 99%", "warning", "End them.")
+    assert busy(run_info(findings=(load,))) == busy(run_info()) == ""
+    said = busy(run_info(findings=(load, taken)))
+    assert said.startswith("This machine was busy when the run began (Busy processes: make 99%).")
+    assert "OMP_NUM_THREADS=1" in said
+    rows = sweep_rows()
+    first, *_ = compose(run_of(rows, tmp_path, findings=(taken,)), to_frame(rows), 32).sections
+    assert first.parts[0] == Text(f"**{said}**")
 
 
 def test_what_was_not_looked_at_is_not_said_to_be_fine():

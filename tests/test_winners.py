@@ -49,6 +49,10 @@ def test_the_winner_has_the_least_mean_and_the_margin_is_the_geometric_mean_of_r
     # Noise that is the same in a round is none in a ratio within it.
     assert band.margin.high - band.margin.low == pytest.approx(0, abs=1e-9)
     assert band.fastest == 1  # one token is the loop's
+    assert band.least == pytest.approx(loop_s(1) / slot_mapping_s(1))
+    # At 8 tokens another than the runner-up is the quickest that is left.
+    indexing_s = LAYERS * (4e-5 + 5e-9 * 8)
+    assert band.most == pytest.approx(indexing_s / slot_mapping_s(8))
     assert band.tied == ()
 
 
@@ -94,6 +98,7 @@ def test_cases_that_lack_a_strategy_are_left_out_and_counted():
 
 def test_a_strategy_alone_has_nobody_to_be_ahead_of():
     (band,) = bands(to_frame([row("write.a", 1)]), "write", 1)
+    assert math.isnan(band.least)
     assert (band.winner, band.runner_up, band.margin, band.tied) == ("write.a", None, None, ())
 
 

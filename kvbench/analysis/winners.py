@@ -39,6 +39,11 @@ class Band:
     margin: Estimate | None
     """The runner-up's step cost over the winner's: the geometric mean over cases, with its interval
     over rounds."""
+    least: float
+    """The quickest other's step cost over the winner's in the case in which that is least; under 1
+    where the winner loses one."""
+    most: float
+    """In the case in which it is greatest. Both are NaN if there is no other."""
     tied: tuple[str, ...]
     """The strategies whose margin's interval has 1 in it: not surely slower."""
     shared: bool = True
@@ -75,6 +80,9 @@ def _band(costs: pd.DataFrame) -> Band:
         if (margin := _margin(covered, first.strategy, other.strategy)) is not None
     }
     runner_up = next(iter(margins), None)
+    is_winner = covered["strategy"] == first.strategy
+    quickest = covered[~is_winner].groupby(keys)["step_s"].min()
+    ahead = (quickest / covered[is_winner].set_index(keys)["step_s"]).dropna()
     return Band(
         low=int(covered["tokens"].min()),
         high=int(covered["tokens"].max()),
@@ -85,6 +93,8 @@ def _band(costs: pd.DataFrame) -> Band:
         fastest=first.fastest,
         runner_up=runner_up,
         margin=None if runner_up is None else margins[runner_up],
+        least=float(ahead.min()),
+        most=float(ahead.max()),
         tied=tuple(name for name, margin in margins.items() if margin.low <= 1),
         shared=len(covered) == cases * strategies,
     )

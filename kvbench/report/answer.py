@@ -6,7 +6,7 @@ import pandas as pd
 
 from kvbench.analysis.comparison import LEAST_EFFECT
 from kvbench.analysis.winners import Band, bands
-from kvbench.cases import OPS
+from kvbench.cases import ONCE_A_STEP, OPS, WHOLE_STEPS
 from kvbench.report.tables import MISSING, Table
 from kvbench.units import format_ratio, significant
 
@@ -14,11 +14,13 @@ _HEADER = (
     "op",
     "tokens of a call",
     "fastest",
-    "fastest or tied in",
-    "the next",
-    "which takes",
     "certainty",
+    "the next takes",
+    "the next",
+    "fastest or tied in",
 )
+_MOST_TIED = 2
+"""Strategies named in a cell; of more it is said how many."""
 
 
 def answers(frame: pd.DataFrame, layers: int) -> dict[str, list[Band]]:
@@ -67,10 +69,10 @@ def _line(op: str, band: Band) -> tuple[str, ...]:
         op,
         _sizes(band),
         _way(band.winner),
-        f"{band.fastest:,} of {band.cases:,} case{'s' * (band.cases != 1)}",
-        next_one,
-        takes,
         _certainty(band),
+        takes,
+        next_one,
+        f"{band.fastest:,} of {band.cases:,} case{'s' * (band.cases != 1)}",
     )
 
 
@@ -82,7 +84,9 @@ def _certainty(band: Band) -> str:
     if not band.tied:
         return "sure" if band.margin is None or band.margin.low >= 1 + LEAST_EFFECT else "by little"
     names = [_way(name) for name in band.tied]
-    return f"not to be told from {_listed(names)}"
+    if len(names) > _MOST_TIED:
+        return f"tied with {len(names)} others"
+    return f"tied with {' and '.join(names)}"
 
 
 def sentences(found: dict[str, list[Band]]) -> str:
@@ -92,6 +96,23 @@ def sentences(found: dict[str, list[Band]]) -> str:
         found: What `answers` gives.
     """
     return "\n".join(f"- **{op}**: {_sentence(own)}{_unshared(own)}" for op, own in found.items())
+
+
+def basis(found: dict[str, list[Band]], layers: int) -> str:
+    """What the answer goes by, in words.
+
+    Args:
+        found: What `answers` gives.
+        layers: The layers of a step that it was asked for.
+    """
+    if set(found) <= {*ONCE_A_STEP, *WHOLE_STEPS}:
+        return "By the cost of a step"
+    return f"By the cost of a step of {layers} layers (prepare once, run {layers} times)"
+
+
+def plain(markdown: str) -> str:
+    """What `sentences` gives, for a terminal."""
+    return markdown.replace("**", "").replace("`", "")
 
 
 def _unshared(own: Sequence[Band]) -> str:
@@ -108,9 +129,11 @@ def _sentence(own: Sequence[Band]) -> str:
     winners = list(dict.fromkeys(band.winner for band in own))
     if len(winners) == 1:
         # A band's winner may lose some of its cases.
-        everywhere = all(band.fastest == band.cases for band in own)
-        where = "at every size measured" if everywhere else "on average at all sizes measured"
-        said = f"`{_way(winners[0])}` is the fastest {where} ({_span(own)} tokens)"
+        where = "on average at all sizes measured"
+        if all(band.fastest == band.cases for band in own):
+            where = "at every size measured"
+        tied = ", or tied," if any(band.tied for band in own) else ""
+        said = f"`{_way(winners[0])}` is the fastest{tied} {where} ({_span(own)} tokens)"
         return f"{said}{_ahead(own)}."
     parts: list[list[Band]] = []
     for band in own:
@@ -130,10 +153,19 @@ def _ahead(own: Sequence[Band]) -> str:
     tied = list(dict.fromkeys(f"`{_way(name)}`" for band in own for name in band.tied))
     if tied and all(band.tied for band in own):
         return f", not to be told from {_listed(tied)}"
-    low, high = (significant(end(m.median for m in margins)) for end in (min, max))
-    times = f"{low}x" if low == high else f"{low} to {high}x"
+    times = _times([m.median for m in margins])
+    single = _times([end for band in own for end in (band.least, band.most)])
+    if single != times:
+        times = f"{times} as long on average, {single} in single cases"
+    else:
+        times = f"{times} as long"
     doubt = f" (at some sizes not to be told from {_listed(tied)})" if tied else ""
-    return f": the next, {_listed([f'`{name}`' for name in rivals])}, takes {times} as long{doubt}"
+    return f": the next, {_listed([f'`{name}`' for name in rivals])}, takes {times}{doubt}"
+
+
+def _times(ratios: Sequence[float]) -> str:
+    low, high = (significant(end(ratios)) for end in (min, max))
+    return f"{low}x" if low == high else f"{low} to {high}x"
 
 
 def _listed(names: Sequence[str]) -> str:

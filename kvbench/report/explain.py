@@ -69,16 +69,22 @@ def fit_table(frame: pd.DataFrame, op: str) -> Table | None:
     )
 
 
+_UNCOUNTED = (
+    "no count of its launches: a call of C++ on a CPU has none, and of what a compiler makes, or "
+    "torch chooses by the device, there is none to be told without one"
+)
+
+
 def refusals_table(frame: pd.DataFrame, op: str) -> Table | None:
-    """The strategies that the run can't fit, and why; None if it fits all."""
-    refused = [fit for fit in fit_run(frame, op) if isinstance(fit, Refusal)]
-    if not refused:
+    """The strategies that were timed and that the run can't fit, and why; None if it fits all."""
+    fits = fit_run(frame, op)
+    rows = [(fit.name, fit.reason) for fit in fits if isinstance(fit, Refusal)]
+    runs = timed(frame[(frame["op"] == op) & (frame["tokens"] > 0)])
+    known = {fit.name for fit in fits}
+    rows += [(str(name), _UNCOUNTED) for name in sorted(set(runs["strategy"])) if name not in known]
+    if not rows:
         return None
-    return Table(
-        f"{op}: not fitted",
-        ("strategy", "because"),
-        tuple((refusal.name, refusal.reason) for refusal in refused),
-    )
+    return Table(f"{op}: not fitted", ("strategy", "because"), tuple(rows))
 
 
 def _size(seq_len: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from kvbench.analysis.doubt import LEAST, doubtful
+from kvbench.analysis.doubt import JUMP, LEAST, doubtful
 from kvbench.analysis.frame import CASE_FIELDS
 from kvbench.cases import Case
 from kvbench.report.doctor import findings_table
@@ -110,6 +110,34 @@ def _undisturbed(findings: Sequence[Finding]) -> str:
     return f"{fine} Not known: {', '.join(unknown)}." if unknown else fine
 
 
+_BUSY = {"Busy processes", "Stolen CPU time"}
+"""Findings that somebody else had a CPU at that very moment; a load is of the minute before."""
+
+
+def busy(info: RunInfo) -> str:
+    """What to know first of a run that began on a busy machine; "" where it wasn't.
+
+    Args:
+        info: What holds for every row of the run.
+    """
+    warnings = [
+        f"{f.subject}: {f.value}"
+        for findings in (info.findings, *(later.findings for later in info.resumptions))
+        for f in findings or ()
+        if f.verdict == "warning" and f.subject in _BUSY
+    ]
+    if not warnings:
+        return ""
+    advice = (
+        "Strategies that use several threads wait for whoever has a core, and can seem a hundred "
+        "times slower than they are"
+    )
+    again = "measure again once it is idle"
+    if info.environment.device == "cpu":
+        again += ", or with OMP_NUM_THREADS=1"
+    return f"This machine was busy when the run began ({'; '.join(warnings)}). {advice}: {again}."
+
+
 def found_table(info: RunInfo) -> Table | None:
     """All that was looked at before the run; None if nothing was."""
     return findings_table(info.findings) if info.findings else None
@@ -147,7 +175,7 @@ def quality_table(frame: pd.DataFrame) -> Table | None:
 
 
 def doubt_table(frame: pd.DataFrame) -> Table | None:
-    """Times that contradict those of larger calls, with the commands; None if there are none.
+    """Times that others of their line contradict, with the commands; None if there are none.
 
     Args:
         frame: Rows of a run.
@@ -157,7 +185,7 @@ def doubt_table(frame: pd.DataFrame) -> Table | None:
         return None
     return Table(
         "Times to be doubted",
-        ("strategy", "phase", "clock", "case", "took", "but more tokens", "again"),
+        ("strategy", "phase", "clock", "case", "took", "but it took", "again"),
         tuple(
             (
                 row["strategy"],
@@ -165,13 +193,14 @@ def doubt_table(frame: pd.DataFrame) -> Table | None:
                 row["clock"],
                 Case(**{name: row[name] for name in CASE_FIELDS}).label(),
                 format_seconds(row["median_s"]),
-                f"{format_seconds(row['median_s'] / row['ratio'])} at {row['larger']:,}",
+                f"{format_seconds(row['median_s'] / row['ratio'])} at {row['other']:,}",
                 row["repro"],
             )
             for row in rows.to_dict("records")
         ),
-        f"{LEAST:g} times as long as the same with more tokens, or longer: most likely another "
-        "process had a core while these cases were measured. Measure them again.",
+        f"{LEAST:g} times as long as with more tokens, or {JUMP:g} times as long for each token as "
+        "with fewer: most likely another process had a core while these cases were measured. The "
+        "rankings have them all the same; measure them again.",
     )
 
 

@@ -6,13 +6,14 @@ import pandas as pd
 
 from kvbench.analysis.fit import Fit, fit_run
 from kvbench.cases import OPS
-from kvbench.report.answer import answer_table, answers, sentences
+from kvbench.report.answer import answer_table, answers, basis, sentences
 from kvbench.report.attention import gather_table
 from kvbench.report.claims import claims_table
 from kvbench.report.document import Chart, ChartKind, Details, Document, Part, Rows, Section, Text
 from kvbench.report.explain import crossover_table, fit_table, refusals_table, verdict_table
 from kvbench.report.launches import launches_table
 from kvbench.report.machine import (
+    busy,
     doubt_table,
     environment_table,
     found_table,
@@ -78,7 +79,7 @@ def compose(run: Run, frame: pd.DataFrame, layers: int, left_out: Sequence[str] 
         left_out: The strategies that are not in `run` though they were measured, as patterns.
     """
     builders: tuple[Callable[[], Section | None], ...] = (
-        lambda: _answer(frame, layers),
+        lambda: _answer(run, frame, layers),
         lambda: _charts("curves", "Launch-overhead curves", _CURVES, "launch-overhead", frame, OPS),
         lambda: _charts("speedup", "Speed-up over the loop", _SPEEDUP, "speedup", frame, OPS),
         lambda: _charts("bandwidth", "Bandwidth", _BANDWIDTH, "bandwidth", frame, _MOVING),
@@ -160,7 +161,7 @@ def _charts(
     return _section(anchor, title, text, parts)
 
 
-def _answer(frame: pd.DataFrame, layers: int) -> Section:
+def _answer(run: Run, frame: pd.DataFrame, layers: int) -> Section:
     found = answers(frame, layers)
     if not found:
         return Section("answer", "The answer", (Text("Nothing was timed in this run."),))
@@ -173,11 +174,18 @@ def _answer(frame: pd.DataFrame, layers: int) -> Section:
         "answer",
         "The answer",
         (
+            *_busy(run),
+            Text(f"{basis(found, layers)}:"),
             Text(sentences(found)),
             answer_table(found, layers),
             *_folded("Rankings and times of all strategies", details),
         ),
     )
+
+
+def _busy(run: Run) -> list[Part]:
+    said = busy(run.info)
+    return [Text(f"**{said}**")] if said else []
 
 
 def _crossovers(frame: pd.DataFrame) -> Section | None:

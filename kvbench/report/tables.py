@@ -324,7 +324,8 @@ def first_calls_table(frame: pd.DataFrame) -> Table | None:
     # A case has the same first call by every clock.
     cases = slow.drop_duplicates([*CASE_FIELDS, "strategy"])
     return Table(
-        f"First calls of {format_seconds(LONG_FIRST_CALL_S)} or more: compiling, in no sample",
+        f"First calls of {format_seconds(LONG_FIRST_CALL_S)} or more (compiling, loading), in no "
+        "sample",
         ("strategy", "cases", "longest", "altogether"),
         tuple(
             (
