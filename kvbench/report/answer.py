@@ -155,12 +155,13 @@ def _ahead(own: Sequence[Band]) -> str:
         return f", not to be told from {_listed(tied)}"
     times = _times([m.median for m in margins])
     single = _times([end for band in own for end in (band.least, band.most)])
-    if single != times:
-        times = f"{times} as long on average, {single} in single cases"
-    else:
-        times = f"{times} as long"
-    doubt = f" (at some sizes not to be told from {_listed(tied)})" if tied else ""
-    return f": the next, {_listed([f'`{name}`' for name in rivals])}, takes {times}{doubt}"
+    remarks = []
+    if sum(band.cases for band in own) > 1 and single != times:
+        remarks.append(f"in single cases the quickest other {single}")
+    if tied:
+        remarks.append(f"at some sizes not to be told from {_listed(tied)}")
+    said = f": the next, {_listed([f'`{name}`' for name in rivals])}, takes {times} as long"
+    return f"{said} ({'; '.join(remarks)})" if remarks else said
 
 
 def _times(ratios: Sequence[float]) -> str:
