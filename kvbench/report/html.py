@@ -76,6 +76,13 @@ _CHARTS = {
 _MARKDOWN = MarkdownIt("zero").enable(["emphasis", "backticks", "link", "list", "escape"])
 """What `document.Text` may have; HTML in it stays text."""
 
+_LONG_NUMBER = 24
+"""Characters of a cell of numbers that may be broken into lines."""
+_LONG_TEXT = 40
+"""Characters of a cell that has no room beside others on a phone: its row becomes a card."""
+_TEXT_COLUMNS = 4
+"""So many columns of text have no room beside each other there either."""
+
 
 def html(document: Document, run: Run, frame: pd.DataFrame, layers: int) -> str:
     """A report as one HTML file.
@@ -158,12 +165,7 @@ def _parts(parts: tuple[Part, ...], names: _Names) -> Iterator[dict[str, Any]]:
             case Text():
                 yield {"kind": "text", "html": Markup(_MARKDOWN.render(part.markdown))}  # noqa: S704
             case Table():
-                yield {
-                    "kind": "table",
-                    "name": names.new("table"),
-                    "table": part,
-                    "numeric": part.numeric(),
-                }
+                yield {"kind": "table", "name": names.new("table"), **_table(part)}
             case Chart():
                 title, how = _CHARTS[part.kind]
                 yield {
@@ -180,6 +182,45 @@ def _parts(parts: tuple[Part, ...], names: _Names) -> Iterator[dict[str, Any]]:
                 yield {"kind": "details", "summary": part.summary, "parts": inner}
             case _:
                 assert_never(part)
+
+
+def _table(table: Table) -> dict[str, Any]:
+    """A table as the template takes it: its cells know what they are called and may be broken at.
+
+    A blank at the head of a row means what stands above it: a card says that in full.
+    """
+    numeric = table.numeric()
+    above: list[str] = []
+    rows = []
+    for row in table.rows:
+        head = next((i for i, cell in enumerate(row) if cell), len(row))
+        above = [*above[:head], *row[head:]]
+        rows.append(
+            [
+                {
+                    "html": _breakable(cell),
+                    "number": number,
+                    "broken": number and (", " in cell or len(cell) > _LONG_NUMBER),
+                    "label": label,
+                    "above": above[place] if place < head else "",
+                }
+                for place, (cell, label, number) in enumerate(
+                    zip(row, table.header, numeric, strict=True)
+                )
+            ]
+        )
+    long = any(len(cell) > _LONG_TEXT for row in table.rows for cell in row)
+    return {
+        "table": table,
+        "numeric": numeric,
+        "rows": rows,
+        "cards": long or numeric.count(False) >= _TEXT_COLUMNS,
+    }
+
+
+def _breakable(text: str) -> Markup:
+    """Text that may be broken within a pair of names, "a+b"."""
+    return Markup("+<wbr>").join(re.split(r"(?<=\w)\+(?=\w)", text))
 
 
 def _inline(markdown: str) -> Markup:
