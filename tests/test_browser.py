@@ -293,6 +293,11 @@ def test_a_chart_says_its_numbers_as_units_do(opened):
     assert page.evaluate("sizes => sizes.map(kv.units.bandwidth)", sizes) == [
         units.format_bandwidth(size) for size in sizes
     ]
+    # What is rounded up to the next unit is said in it.
+    rounded = "[999.4e-6, 999.7e-6, 0.9997].map(kv.units.seconds)"
+    assert page.evaluate(rounded) == ["999 µs", "1.00 ms", "1.00 s"]
+    counts = "[0, 1, 1024].map((n) => kv.units.count(n, 'launch', 'launches'))"
+    assert page.evaluate(counts) == ["0 launches", "1 launch", "1,024 launches"]
     given = [6.3e-6, 5.05e-6, 1.2e-3]
     assert page.evaluate("t => kv.units.secondsInterval(...t)", given) == (
         units.format_seconds_interval(*given)
@@ -333,7 +338,7 @@ def test_speed_up_bandwidth_and_share_are_of_runs_alone(opened):
     assert "write.slot_mapping, prepare" not in drawn
     expect(figure.get_by_label("Phase")).to_be_disabled()
     expect(figure.get_by_role("heading")).to_have_text("write: speed-up over write.loop")
-    expect(figure.locator("figcaption p")).to_contain_text("How many times faster")
+    expect(figure.locator("figcaption p")).to_contain_text("How many times faster than write.loop")
     choose(figure, "Show", "bandwidth")
     expect(figure.locator("figcaption p")).to_contain_text("The least bytes")
     choose(figure, "Show", "share of the copy's bandwidth")
@@ -569,6 +574,48 @@ def test_every_kind_of_chart_is_walked(opened, name):
     assert len({"", first, second}) == 3
 
 
+def test_bars_of_strategies_lie_with_their_names_beside_them(opened):
+    page = opened("gpu", size=PHONE)
+    figure = chart(page, "step-amortisation")
+    figure.locator(".controls > summary").click()
+    choose(figure, "A bar for each", "strategy")
+    names = ["loop+sdpa_loop", "native+native"]
+    assert [trace["y"] for trace in traces(figure)] == [names] * 3
+    labels = figure.locator(".ytick text")
+    assert labels.all_text_contents() == names
+    inside = "label => { const own = label.getBoundingClientRect(), all = label.closest('svg')"
+    inside += ".getBoundingClientRect(); return own.left >= all.left && own.right <= all.right }"
+    assert all(label.evaluate(inside) for label in labels.all())
+    # Along a bar the arrows walk its parts, up and down its neighbours: the first is above.
+    figure.locator(".plot").focus()
+    said = figure.locator("[aria-live]")
+    for key, text in (
+        ("ArrowRight", "step.loop+sdpa_loop; prepare"),
+        ("ArrowRight", "step.loop+sdpa_loop; write"),
+        ("ArrowDown", "step.native+native; write"),
+        ("End", "step.native+native; attend"),
+        ("ArrowUp", "step.loop+sdpa_loop; attend"),
+    ):
+        page.keyboard.press(key)
+        assert said.inner_text().startswith(text)
+        expect(figure.locator(".hoverlayer text").first).to_be_attached()
+    choose(figure, "A bar for each", "num_layers")
+    assert [trace["x"] for trace in traces(figure)] == [["1", "8"]] * 3
+
+
+def test_a_map_over_one_field_names_no_other(opened):
+    page = opened("gpu")
+    figure = chart(page, "step-fastest")
+    expect(figure.get_by_role("heading")).to_contain_text("over seq_len and num_layers")
+    figure = chart(opened("empty"), "write-fastest")
+    expect(figure.get_by_role("heading")).to_have_text(
+        "write: which strategy is fastest, over seq_len"
+    )
+    titles = "plot => [plot.layout.xaxis.title.text, plot.layout.yaxis.title.text]"
+    assert figure.locator(".plot").evaluate(titles) == ["seq_len", ""]
+    expect(figure.locator(".note")).to_contain_text("block_size 16")
+
+
 def test_who_comes_by_the_keyboard_sees_what_the_keys_do(opened):
     page = opened("gpu")
     figure = chart(page, "write-launch-overhead")
@@ -763,6 +810,14 @@ def test_a_link_leads_to_its_section_though_charts_on_the_way_are_drawn_later(op
     page.wait_for_timeout(1500)
     top = page.evaluate(f"document.getElementById('{section}').getBoundingClientRect().top")
     assert -60 < top < 60
+
+
+def test_the_contents_mark_the_section_that_is_read(opened):
+    page = opened("gpu")
+    current = page.locator(".toc-wide a[aria-current='true']")
+    for name, anchor in (("Every row", "#all"), ("Attend", "#attend")):
+        page.locator(".toc-wide").get_by_role("link", name=name).click()
+        expect(current).to_have_attribute("href", anchor)
 
 
 def test_the_contents_stick_on_a_wide_screen_and_fold_on_a_phone(opened):

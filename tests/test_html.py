@@ -246,6 +246,12 @@ def page_with(*parts) -> Page:
     return Page(html(made, run, to_frame(run.results), 32))
 
 
+def test_a_speed_up_says_what_it_is_over(gpu_page):
+    assert "How many times faster than write.loop, from" in gpu_page.text
+    assert "How many times faster than step.loop+sdpa_loop, from" in gpu_page.text
+    assert "{" not in gpu_page.text
+
+
 def test_a_pair_of_names_may_be_broken_and_reads_the_same():
     page = page_with(Table("T", ("strategy", "a"), (("step.a+b", "1 + 2"), ("<i>+j", "3"))))
     assert len(page.all("wbr")) == 1

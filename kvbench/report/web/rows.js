@@ -260,7 +260,8 @@ kv.rows = (() => {
           return column === times[0]
             ? [element("td", { colspan: times.length, class: "reason" }, reason)]
             : [];
-        return [element("td", { class: column.number ? "number" : null }, column.text(row) ?? "—")];
+        const kind = column.number ? "number" : column.kept ? "name" : null;
+        return [element("td", { class: kind }, ...kv.breakable(column.text(row) ?? "—"))];
       });
       const below = element(
         "tr",
