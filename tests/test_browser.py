@@ -29,8 +29,10 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from kvbench import units
 from kvbench.analysis.frame import to_frame
 from kvbench.analysis.ranking import step_costs
+from kvbench.report.document import Document, Section
 from kvbench.report.html import html
 from kvbench.report.style import colour
+from kvbench.report.tables import Table
 from kvbench.store import load
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +85,28 @@ def reference() -> str:
     return html(document(frame), run, frame, run.info.layers)
 
 
+def wide_tables() -> str:
+    pair = "index_put+sdpa_index_select"
+    run = run_of(sweep_rows())
+    words = Table(
+        "The fastest",
+        ("op", "fastest", "fastest or tied in", "the next", "which takes", "certainty"),
+        (
+            ("step", pair, "1 of 1 case", pair, "1.07x (0.445 to 2.55)", f"not told from {pair}"),
+            ("", pair, "1 of 1 case", pair, "1.07x (1.01 to 1.12)", "sure"),
+        ),
+    )
+    numbers = Table(
+        "How precise",
+        ("op", *(f"stopped: out of time or rounds {n}" for n in range(7))),
+        tuple((op, *7 * ["1.00 ms"]) for op in ("read", "write")),
+    )
+    made = Document("Tables", "", (Section("s", "S", (words, numbers)),))
+    return html(made, run, to_frame(run.results), 32)
+
+
 PAGES = {
+    "tables": wide_tables,
     "gpu": lambda: page_of(gpu_rows()),
     "small": small,
     "unresolved": lambda: page_of([unresolved(row) for row in sweep_rows(strategies=("loop",))]),
@@ -270,6 +293,11 @@ def test_a_chart_says_its_numbers_as_units_do(opened):
     assert page.evaluate("sizes => sizes.map(kv.units.bandwidth)", sizes) == [
         units.format_bandwidth(size) for size in sizes
     ]
+    # What is rounded up to the next unit is said in it.
+    rounded = "[999.4e-6, 999.7e-6, 0.9997].map(kv.units.seconds)"
+    assert page.evaluate(rounded) == ["999 µs", "1.00 ms", "1.00 s"]
+    counts = "[0, 1, 1024].map((n) => kv.units.count(n, 'launch', 'launches'))"
+    assert page.evaluate(counts) == ["0 launches", "1 launch", "1,024 launches"]
     given = [6.3e-6, 5.05e-6, 1.2e-3]
     assert page.evaluate("t => kv.units.secondsInterval(...t)", given) == (
         units.format_seconds_interval(*given)
@@ -310,7 +338,7 @@ def test_speed_up_bandwidth_and_share_are_of_runs_alone(opened):
     assert "write.slot_mapping, prepare" not in drawn
     expect(figure.get_by_label("Phase")).to_be_disabled()
     expect(figure.get_by_role("heading")).to_have_text("write: speed-up over write.loop")
-    expect(figure.locator("figcaption p")).to_contain_text("How many times faster")
+    expect(figure.locator("figcaption p")).to_contain_text("How many times faster than write.loop")
     choose(figure, "Show", "bandwidth")
     expect(figure.locator("figcaption p")).to_contain_text("The least bytes")
     choose(figure, "Show", "share of the copy's bandwidth")
@@ -546,6 +574,48 @@ def test_every_kind_of_chart_is_walked(opened, name):
     assert len({"", first, second}) == 3
 
 
+def test_bars_of_strategies_lie_with_their_names_beside_them(opened):
+    page = opened("gpu", size=PHONE)
+    figure = chart(page, "step-amortisation")
+    figure.locator(".controls > summary").click()
+    choose(figure, "A bar for each", "strategy")
+    names = ["loop+sdpa_loop", "native+native"]
+    assert [trace["y"] for trace in traces(figure)] == [names] * 3
+    labels = figure.locator(".ytick text")
+    assert labels.all_text_contents() == names
+    inside = "label => { const own = label.getBoundingClientRect(), all = label.closest('svg')"
+    inside += ".getBoundingClientRect(); return own.left >= all.left && own.right <= all.right }"
+    assert all(label.evaluate(inside) for label in labels.all())
+    # Along a bar the arrows walk its parts, up and down its neighbours: the first is above.
+    figure.locator(".plot").focus()
+    said = figure.locator("[aria-live]")
+    for key, text in (
+        ("ArrowRight", "step.loop+sdpa_loop; prepare"),
+        ("ArrowRight", "step.loop+sdpa_loop; write"),
+        ("ArrowDown", "step.native+native; write"),
+        ("End", "step.native+native; attend"),
+        ("ArrowUp", "step.loop+sdpa_loop; attend"),
+    ):
+        page.keyboard.press(key)
+        assert said.inner_text().startswith(text)
+        expect(figure.locator(".hoverlayer text").first).to_be_attached()
+    choose(figure, "A bar for each", "num_layers")
+    assert [trace["x"] for trace in traces(figure)] == [["1", "8"]] * 3
+
+
+def test_a_map_over_one_field_names_no_other(opened):
+    page = opened("gpu")
+    figure = chart(page, "step-fastest")
+    expect(figure.get_by_role("heading")).to_contain_text("over seq_len and num_layers")
+    figure = chart(opened("empty"), "write-fastest")
+    expect(figure.get_by_role("heading")).to_have_text(
+        "write: which strategy is fastest, over seq_len"
+    )
+    titles = "plot => [plot.layout.xaxis.title.text, plot.layout.yaxis.title.text]"
+    assert figure.locator(".plot").evaluate(titles) == ["seq_len", ""]
+    expect(figure.locator(".note")).to_contain_text("block_size 16")
+
+
 def test_who_comes_by_the_keyboard_sees_what_the_keys_do(opened):
     page = opened("gpu")
     figure = chart(page, "write-launch-overhead")
@@ -590,6 +660,22 @@ def test_a_table_is_sorted_by_its_header(opened):
     assert column(table, 1) == sorted(column(table, 1))
 
 
+def test_a_table_of_long_words_and_headers_fits_a_page_and_is_cards_on_a_phone(opened):
+    page = opened("tables")
+    tables = page.locator("table.sortable")
+    wider = "t => t.offsetWidth - t.parentElement.clientWidth"
+    assert [table.evaluate(wider) <= 0 for table in tables.all()] == [True, True]
+    page = opened("tables", size=PHONE)
+    words, numbers = tables.all()
+    assert words.evaluate(wider) <= 0
+    expect(words.locator("thead")).to_be_hidden()
+    expect(numbers.locator("thead")).to_be_visible()
+    card = words.locator("tbody tr").last.locator("td")
+    assert card.first.evaluate("td => getComputedStyle(td, '::after').content") == '"step"'
+    assert card.nth(1).evaluate("td => getComputedStyle(td, '::before').content") == '"fastest: "'
+    assert_accessible(page)
+
+
 def test_rows_are_filtered_sorted_and_paged(opened):
     page = opened("gpu")
     rows = page.locator("#rows")
@@ -598,12 +684,12 @@ def test_rows_are_filtered_sorted_and_paged(opened):
     rows.get_by_role("button", name="Next").click()
     expect(rows.get_by_role("status")).to_have_text(f"Rows 101 to 200 of {count}.")
     rows.get_by_label("Status", exact=True).select_option("unsupported")
-    expect(rows.locator("tbody tr")).to_have_count(1)
+    expect(rows.locator("tbody tr:visible")).to_have_count(1)
     expect(rows.locator("tbody")).to_contain_text("no <GPU> here")
     rows.get_by_label("Status", exact=True).select_option("")
     rows.get_by_label("Op", exact=True).select_option("attend")
     rows.get_by_label("Strategy", exact=True).select_option("attend.native")
-    expect(rows.locator("tbody tr")).to_have_count(6)
+    expect(rows.locator("tbody tr:visible")).to_have_count(6)
     median = rows.locator("th", has_text="median")
     median.get_by_role("button").click()
     expect(median).to_have_attribute("aria-sort", "ascending")
@@ -613,7 +699,7 @@ def test_rows_are_filtered_sorted_and_paged(opened):
     rows.get_by_label("Op", exact=True).select_option("")
     rows.get_by_label("Strategy", exact=True).select_option("")
     rows.get_by_label("Text", exact=True).fill("no <gpu>")
-    expect(rows.locator("tbody tr")).to_have_count(1)
+    expect(rows.locator("tbody tr:visible")).to_have_count(1)
     rows.get_by_label("Text", exact=True).fill("nothing like it")
     expect(rows.get_by_role("status")).to_have_text(f"None of {count} rows has all of that.")
 
@@ -622,11 +708,54 @@ def test_the_command_of_a_row_is_copied(opened):
     page = opened("hostile")
     rows = page.locator("#rows")
     rows.get_by_label("Text", exact=True).fill("<!--<script>")
-    rows.get_by_role("button", name="Copy the command").first.click()
+    rows.get_by_role("button", name="Copy command").first.click()
     expect(rows.get_by_text("Copied").first).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == (
         "kvbench run -s 'write.<!--<script>'"
     )
+
+
+def test_the_command_of_a_row_is_shown_below_it_within_what_is_seen(opened):
+    page = opened("hostile", size=PHONE)
+    rows = page.locator("#rows")
+    rows.get_by_label("Text", exact=True).fill("<!--<script>")
+    expect(rows.get_by_role("status")).to_contain_text("4 of")
+    show = rows.get_by_role("button", name="Show command").first
+    expect(show).to_have_attribute("aria-expanded", "false")
+    show.click()
+    expect(show).to_have_attribute("aria-expanded", "true")
+    command = rows.locator(".below:visible code")
+    expect(command).to_have_text("kvbench run -s 'write.<!--<script>'")
+    assert command.evaluate("code => code.getBoundingClientRect().right <= innerWidth")
+    show.click()
+    expect(command).to_have_count(0)
+
+
+def test_rows_have_their_command_at_hand_and_what_all_share_in_no_column(opened):
+    page = opened("gpu")
+    heads = page.locator("#rows th").all_inner_texts()
+    assert heads[:3] == ["strategy", "command", "phase"]
+    assert "seq_len" in heads
+    assert not {"head_dim", "cache", "reason"} & set(heads)
+    page.locator("#rows").get_by_role("button", name="Next").click()
+    last = len(gpu_rows()) // 100
+    for _ in range(last - 1):
+        page.locator("#rows").get_by_role("button", name="Next").click()
+    # Those that were not timed are the last, with the reason in place of the times.
+    lines = page.locator("#rows tbody tr:visible")
+    expect(lines.last.locator("td.reason")).to_have_text("no <GPU> here")
+    assert lines.last.locator("td").count() == len(heads) - 2
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [("write.loop seq_len=8192", 1), ("write loop  8192", 1), ("write.loop, seq_len=8,192", 0)],
+)
+def test_every_word_of_a_search_is_looked_for(opened, query, count):
+    rows = opened("gpu").locator("#rows")
+    rows.get_by_label("Text", exact=True).fill(query)
+    said = f"Rows 1 to {count} " if count else "None of "
+    expect(rows.get_by_role("status")).to_contain_text(said)
 
 
 # Looks.
@@ -681,6 +810,14 @@ def test_a_link_leads_to_its_section_though_charts_on_the_way_are_drawn_later(op
     page.wait_for_timeout(1500)
     top = page.evaluate(f"document.getElementById('{section}').getBoundingClientRect().top")
     assert -60 < top < 60
+
+
+def test_the_contents_mark_the_section_that_is_read(opened):
+    page = opened("gpu")
+    current = page.locator(".toc-wide a[aria-current='true']")
+    for name, anchor in (("Every row", "#all"), ("Attend", "#attend")):
+        page.locator(".toc-wide").get_by_role("link", name=name).click()
+        expect(current).to_have_attribute("href", anchor)
 
 
 def test_the_contents_stick_on_a_wide_screen_and_fold_on_a_phone(opened):

@@ -38,6 +38,7 @@ from kvbench.report.html import html
 from kvbench.report.palette import BACKGROUNDS
 from kvbench.report.payload import payload, to_json
 from kvbench.report.style import colour, marker
+from kvbench.report.tables import Table
 
 ROOT = Path(__file__).parents[1]
 WEB = importlib.resources.files("kvbench.report") / "web"
@@ -237,6 +238,37 @@ def test_numbers_are_aligned_right_and_headers_have_a_scope(gpu_page):
     heads = gpu_page.all("th")
     assert all(a["scope"] == "col" for a in heads)
     assert [a.get("class") for a in heads[:2]] == [None, "number"]
+
+
+def page_with(*parts) -> Page:
+    run = run_of(sweep_rows())
+    made = Document("T", "", (Section("s", "S", parts),))
+    return Page(html(made, run, to_frame(run.results), 32))
+
+
+def test_a_speed_up_says_what_it_is_over(gpu_page):
+    assert "How many times faster than write.loop, from" in gpu_page.text
+    assert "How many times faster than step.loop+sdpa_loop, from" in gpu_page.text
+    assert "{" not in gpu_page.text
+
+
+def test_a_pair_of_names_may_be_broken_and_reads_the_same():
+    page = page_with(Table("T", ("strategy", "a"), (("step.a+b", "1 + 2"), ("<i>+j", "3"))))
+    assert len(page.all("wbr")) == 1
+    assert "step.a+b" in page.text
+    assert "<i>+j" in page.text
+
+
+def test_only_a_table_that_has_no_room_on_a_phone_is_cards():
+    numbers = Table("T", ("strategy", "64"), (("write.loop", "1.00 ms"), ("", "2.00 ms")))
+    words = Table("U", ("op", "", "why"), (("read", "a", "w" * 50), ("", "", "too")))
+    page = page_with(numbers, words)
+    found = [a["class"] for a in page.all("table")]
+    assert found == ["sortable", "sortable cards"]
+    labels = [(a.get("data-label"), a.get("data-above")) for a in page.all("td") if "role" in a]
+    # What stands for the cell above it says so; a column without a name gives none.
+    assert labels[:3] == [("op", None), (None, None), ("why", None)]
+    assert labels[3:] == [("op", "read"), (None, "a"), ("why", None)]
 
 
 # What the page draws is what the run has.

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import importlib.resources
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, assert_never
 
 import jinja2
@@ -38,7 +38,7 @@ _CHARTS = {
     ),
     "speedup": (
         "{op}: speed-up",
-        "How many times faster than the strategy at 1, from the ratios within each round.",
+        "How many times faster than {reference}, from the ratios within each round.",
     ),
     "bandwidth": (
         "{op}: bandwidth",
@@ -71,10 +71,20 @@ _CHARTS = {
         "Of each token and layer; what is prepared once a step is spread over its layers.",
     ),
 }
-"""The heading that a chart begins with, and how to read it."""
+"""The heading that a chart begins with, and how to read it.
+
+Where a name is in braces, it is the op's: its own, and that of the strategy that is 1.
+"""
 
 _MARKDOWN = MarkdownIt("zero").enable(["emphasis", "backticks", "link", "list", "escape"])
 """What `document.Text` may have; HTML in it stays text."""
+
+_LONG_NUMBER = 24
+"""Characters of a cell of numbers that may be broken into lines."""
+_LONG_TEXT = 40
+"""Characters of a cell that has no room beside others on a phone: its row becomes a card."""
+_TEXT_COLUMNS = 4
+"""So many columns of text have no room beside each other there either."""
 
 
 def html(document: Document, run: Run, frame: pd.DataFrame, layers: int) -> str:
@@ -91,17 +101,21 @@ def html(document: Document, run: Run, frame: pd.DataFrame, layers: int) -> str:
 
     scripts = [Markup(script) for script in (get_plotlyjs(), *map(_web, _SCRIPTS))]  # noqa: S704
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    how = {kind: words for kind, (_, words) in _CHARTS.items()}
+    data = {
+        **payload(run, frame, layers),
+        "how": {kind: words for kind, (_, words) in _CHARTS.items()},
+    }
+    references = {op: of["reference"] for op, of in data["ops"].items()}
     names = _Names({"top", "run-data", "theme", *(s.anchor for s in document.sections)})
     return _template().render(
         title=document.title,
         lead=_inline(document.lead),
-        sections=[_section(section, names) for section in document.sections],
+        sections=[_section(section, names, references) for section in document.sections],
         policy=f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'",
         styles=[Markup(_web(name)) for name in _STYLES],  # noqa: S704 - ours
         # Its only "<" are escaped by `to_json`.
-        data=Markup(to_json({**payload(run, frame, layers), "how": how})),  # noqa: S704
+        data=Markup(to_json(data)),  # noqa: S704
         scripts=scripts,
     )
 
@@ -143,27 +157,26 @@ class _Names:
         return found
 
 
-def _section(section: Section, names: _Names) -> dict[str, Any]:
+def _section(
+    section: Section, names: _Names, references: Mapping[str, str | None]
+) -> dict[str, Any]:
     return {
         "anchor": section.anchor,
         "title": section.title,
-        "parts": list(_parts(section.parts, names)),
+        "parts": list(_parts(section.parts, names, references)),
     }
 
 
-def _parts(parts: tuple[Part, ...], names: _Names) -> Iterator[dict[str, Any]]:
+def _parts(
+    parts: tuple[Part, ...], names: _Names, references: Mapping[str, str | None]
+) -> Iterator[dict[str, Any]]:
     """Parts as the template takes them."""
     for part in parts:
         match part:
             case Text():
                 yield {"kind": "text", "html": Markup(_MARKDOWN.render(part.markdown))}  # noqa: S704
             case Table():
-                yield {
-                    "kind": "table",
-                    "name": names.new("table"),
-                    "table": part,
-                    "numeric": part.numeric(),
-                }
+                yield {"kind": "table", "name": names.new("table"), **_table(part)}
             case Chart():
                 title, how = _CHARTS[part.kind]
                 yield {
@@ -171,15 +184,54 @@ def _parts(parts: tuple[Part, ...], names: _Names) -> Iterator[dict[str, Any]]:
                     "name": names.new(f"{part.op}-{part.kind}"),
                     "chart": part,
                     "title": title.format(op=part.op),
-                    "how": how,
+                    "how": how.format(reference=references.get(part.op) or "any other"),
                 }
             case Rows():
                 yield {"kind": "rows", "name": names.new("rows")}
             case Details():
-                inner = list(_parts(part.parts, names))
+                inner = list(_parts(part.parts, names, references))
                 yield {"kind": "details", "summary": part.summary, "parts": inner}
             case _:
                 assert_never(part)
+
+
+def _table(table: Table) -> dict[str, Any]:
+    """A table as the template takes it: its cells know what they are called and may be broken at.
+
+    A blank at the head of a row means what stands above it: a card says that in full.
+    """
+    numeric = table.numeric()
+    above: list[str] = []
+    rows = []
+    for row in table.rows:
+        head = next((i for i, cell in enumerate(row) if cell), len(row))
+        above = [*above[:head], *row[head:]]
+        rows.append(
+            [
+                {
+                    "html": _breakable(cell),
+                    "number": number,
+                    "broken": number and (", " in cell or len(cell) > _LONG_NUMBER),
+                    "label": label,
+                    "above": above[place] if place < head else "",
+                }
+                for place, (cell, label, number) in enumerate(
+                    zip(row, table.header, numeric, strict=True)
+                )
+            ]
+        )
+    long = any(len(cell) > _LONG_TEXT for row in table.rows for cell in row)
+    return {
+        "table": table,
+        "numeric": numeric,
+        "rows": rows,
+        "cards": long or numeric.count(False) >= _TEXT_COLUMNS,
+    }
+
+
+def _breakable(text: str) -> Markup:
+    """Text that may be broken within a pair of names, "a+b"."""
+    return Markup("+<wbr>").join(re.split(r"(?<=\w)\+(?=\w)", text))
 
 
 def _inline(markdown: str) -> Markup:

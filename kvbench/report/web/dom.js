@@ -20,6 +20,12 @@ kv.svg = (tag, attributes = {}, ...children) => {
   return made;
 };
 
+// Text that may be broken within a pair of names, "a+b", as html.py has it.
+kv.breakable = (text) =>
+  String(text)
+    .split(/(?<=\w\+)(?=\w)/)
+    .flatMap((part, place) => (place ? [kv.element("wbr"), part] : [part]));
+
 // Call once things have been still for so many milliseconds.
 kv.debounced = (call, wait = 120) => {
   let timer = 0;

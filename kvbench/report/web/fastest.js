@@ -26,6 +26,9 @@ kv.fastest = (() => {
     filters.settle(op, fieldsOf(op, state), of(op).case, state);
   }
 
+  // Of the two axes, those that have more than one value: no other is one.
+  const axesOf = (op, state) => [state.x, state.rows].filter((name) => xs(op).includes(name));
+
   const fieldsOf = (op, state) => filters.varying(of(op).case, [state.x, state.rows]);
 
   function controls(op, kind, state) {
@@ -47,8 +50,9 @@ kv.fastest = (() => {
     const runnerUp = found.runner_up.values[found.runner_up.of[i]];
     const ratio = `${units.significant(found.ratio[i])}x (${units.significant(found.ratio_low[i])} to ${units.significant(found.ratio_high[i])})`;
     const number = found.case[i];
+    const at = axesOf(op, state).map((name) => `${name} ${units.field(data.value(name, number))}`);
     return [
-      `${state.x} ${units.field(data.value(state.x, number))}, ${state.rows} ${units.field(data.value(state.rows, number))}`,
+      ...(at.length ? [at.join(", ")] : []),
       `${winner}: ${units.seconds(found.winner_s[i])} a step`,
       `${runnerUp} takes ${ratio} of that${found.tied[i] ? ": tied" : ""}`,
     ];
@@ -73,6 +77,14 @@ kv.fastest = (() => {
       return all.filter((value) => here.some((i) => data.value(field, found.case[i]) === value));
     };
     const [columns, lines] = [axis(state.x), axis(state.rows)];
+    const axes = axesOf(op, state);
+    // Of an axis with one value there is nothing to be seen over it.
+    const over = [
+      [state.x, columns],
+      [state.rows, lines],
+    ]
+      .filter(([name, values]) => axes.includes(name) && values.length > 1)
+      .map(([name]) => name);
     const label = (value) => units.plain(units.field(value));
     const winners = [
       ...new Set(here.map((i) => data.numberOf(found.winner.values[found.winner.of[i]]))),
@@ -139,7 +151,7 @@ kv.fastest = (() => {
       traces: [heat, ratios],
       strategies: [],
       height: Math.max(200, 96 + 44 * lines.length),
-      title: `${op}: which strategy is fastest, over ${state.x} and ${state.rows}`,
+      title: `${op}: which strategy is fastest${over.length ? `, over ${over.join(" and ")}` : ""}`,
       swatches: winners.map((number) => ({
         text: strategies[number].name,
         drawing: kv.element("span", {
@@ -148,7 +160,7 @@ kv.fastest = (() => {
         }),
       })),
       lines: grid.map((line, y) => ({
-        name: `${state.rows} ${units.field(lines[y])}`,
+        name: axes.includes(state.rows) ? `${state.rows} ${units.field(lines[y])}` : state.x,
         points: line
           .map((i, x) => ({ i, x }))
           .filter(({ i }) => i !== undefined)
@@ -165,19 +177,20 @@ kv.fastest = (() => {
           type: "category",
           showgrid: false,
           ticks: "",
-          title: { text: units.plain(state.x) },
+          title: { text: axes.includes(state.x) ? units.plain(state.x) : "" },
+          showticklabels: axes.includes(state.x),
         },
         yaxis: {
           type: "category",
           showgrid: false,
           ticks: "",
-          title: { text: units.plain(state.rows) },
+          title: { text: axes.includes(state.rows) ? units.plain(state.rows) : "" },
+          showticklabels: axes.includes(state.rows),
         },
       },
       table: {
         header: [
-          state.x,
-          state.rows,
+          ...axes,
           "fastest",
           "a step takes",
           "runner-up",
@@ -185,8 +198,7 @@ kv.fastest = (() => {
           "tied",
         ],
         rows: here.map((i) => [
-          units.field(data.value(state.x, found.case[i])),
-          units.field(data.value(state.rows, found.case[i])),
+          ...axes.map((name) => units.field(data.value(name, found.case[i]))),
           found.winner.values[found.winner.of[i]],
           units.seconds(found.winner_s[i]),
           found.runner_up.values[found.runner_up.of[i]],
@@ -195,7 +207,7 @@ kv.fastest = (() => {
         ]),
       },
       note:
-        `${filters.setting(op, fields, of(op).case, [state.x, state.rows], state)}. Cost of a step: ${cost}. In a cell: how many times as long the ` +
+        `${filters.setting(op, fields, of(op).case, axes, state)}. Cost of a step: ${cost}. In a cell: how many times as long the ` +
         "runner-up takes; ≈ where the interval of that includes 1. By the wall clock.",
       why: here.length
         ? ""

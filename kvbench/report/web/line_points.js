@@ -118,17 +118,18 @@ kv.linePoints = (() => {
   function told(point, state) {
     const { row } = point;
     const x =
-      state.x === "layers" ? `${point.layers} layers` : `${state.x} ${units.field(point.x)}`;
+      state.x === "layers" ? units.count(point.layers, "layer") : `${state.x} ${units.field(point.x)}`;
     const lines = [named(row, state), x, words(point, state)];
     if (rows.launches[row] !== null) {
       const source = data.word("launches_source", row);
-      lines.push(`${units.field(rows.launches[row])} launches a call (${source})`);
+      const launches = units.count(rows.launches[row], "launch", "launches");
+      lines.push(`${launches} a call (${source})`);
     }
     if (rows.nbytes[row] !== null) lines.push(`${units.bytes(rows.nbytes[row])} at least`);
     if (rows.copy_share[row] !== null) {
       lines.push(`${units.significant(100 * rows.copy_share[row])} % of the copy's bandwidth`);
     }
-    lines.push(`${rows.samples[row]} samples, ended by ${data.word("stopped_by", row)}`);
+    lines.push(`${units.count(rows.samples[row], "sample")}, ended by ${data.word("stopped_by", row)}`);
     if (!rows.resolved[row]) lines.push("unresolved: under twice the clock's floor");
     return lines;
   }

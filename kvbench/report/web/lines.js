@@ -15,9 +15,11 @@ kv.lines = (() => {
   }
 
   // How to read it: the sentence of the kind of chart that shows the like.
-  function how(state) {
+  function how(op, state) {
+    if (state.y === "speedup")
+      return run.how.speedup.replace("{reference}", () => run.ops[op].reference);
     if (state.x === "layers" || state.y === "layer") return run.how.layers;
-    const kind = { speedup: "speedup", bandwidth: "bandwidth", share: "bandwidth" }[state.y];
+    const kind = { bandwidth: "bandwidth", share: "bandwidth" }[state.y];
     return run.how[kind ?? (state.y === "rate" ? "tokens-per-second" : "launch-overhead")];
   }
 
@@ -52,7 +54,7 @@ kv.lines = (() => {
     return {
       traces,
       title: title(op, state),
-      how: how(state),
+      how: how(op, state),
       layout: layout(op, state, drawn, numeric, look),
       lines: walked,
       strategies: [...new Set(all.map((point) => rows.strategy[point.row]))],
@@ -280,7 +282,10 @@ kv.lines = (() => {
     if (drawn.some((point) => !rows.resolved[point.row])) {
       parts.push("A ring: unresolved, under twice the time of an empty call by this clock.");
     }
-    if (without) parts.push(`${without} points at 0 have no place on a logarithmic scale.`);
+    if (without) {
+      const points = `${units.count(without, "point")} at 0 ${without === 1 ? "has" : "have"}`;
+      parts.push(`${points} no place on a logarithmic scale.`);
+    }
     return parts.join(" ");
   }
 

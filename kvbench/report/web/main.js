@@ -21,6 +21,22 @@
   charts.forEach(({ figure }) => seen.observe(figure));
   addEventListener("beforeprint", () => charts.forEach(({ start }) => start()));
 
+  // The contents mark the section that is read: the last one that began above a third of the window.
+  const links = [...document.querySelectorAll("nav a")];
+  const read = new IntersectionObserver(
+    (entries) => {
+      for (const { isIntersecting, target } of entries) {
+        for (const link of links) {
+          if (link.hash !== `#${target.id}`) continue;
+          if (isIntersecting) link.setAttribute("aria-current", "true");
+          else link.removeAttribute("aria-current");
+        }
+      }
+    },
+    { rootMargin: "-33% 0px -66% 0px" },
+  );
+  document.querySelectorAll("main > section").forEach((section) => read.observe(section));
+
   // What was jumped to stays where it is while charts above it are drawn, until the reader moves on.
   let target = null;
   function jumpTo(element) {

@@ -12,7 +12,8 @@ kv.rows = (() => {
   const known = (column, say) => (row) => (column[row] === null ? null : say(column[row]));
   const seconds = (column) => known(column, units.seconds);
 
-  // What is shown of a row, what it is sorted by, and whether it is a number.
+  // What is said of a row, what it is sorted by, and whether it is a number. What all rows have in
+  // common is not shown; a row that was not timed has the reason where its times would be.
   function columns() {
     const word = (name, label = name) => ({
       label,
@@ -20,7 +21,10 @@ kv.rows = (() => {
       key: (row) => data.word(name, row),
     });
     const number = (label, text, key) => ({ label, text, key, number: true });
-    const varies = (name) => words(name).length > 1;
+    const timed = (label, column) => ({
+      ...number(label, seconds(column), (row) => column[row]),
+      time: true,
+    });
     const fields = Object.keys(cases.fields).map((name) => {
       const numeric = cases.fields[name].values.every((value) => typeof value === "number");
       return {
@@ -37,13 +41,14 @@ kv.rows = (() => {
         label: "strategy",
         text: (row) => data.strategy(row).name,
         key: (row) => data.strategy(row).name,
+        kept: true,
       },
-      ...["phase", "clock", "cache"].filter(varies).map((name) => word(name)),
+      ...["phase", "clock", "cache"].map((name) => word(name)),
       ...first,
       word("status"),
-      number("median", seconds(median_s), (row) => median_s[row]),
-      number("low", seconds(low_s), (row) => low_s[row]),
-      number("high", seconds(high_s), (row) => high_s[row]),
+      timed("median", median_s),
+      timed("low", low_s),
+      timed("high", high_s),
       number("launches", known(launches, units.field), (row) => launches[row]),
       number(
         "of the copy",
@@ -58,22 +63,37 @@ kv.rows = (() => {
         text: known(resolved, (flag) => (flag ? "yes" : "no")),
         key: (row) => resolved[row],
       },
-      { ...word("reason"), wide: true },
     ];
   }
 
-  // All that is searched of a row, in small letters.
-  function searchable(shown) {
+  function isShown({ kept, time, key }) {
+    return kept || time || rows.case.some((_, row) => key(row) !== key(0));
+  }
+
+  // All that is searched of a row, in small letters: what it says, and fields as commands have them.
+  function searchable(all) {
     let texts = null;
+    const fields = [...Object.keys(cases.fields), ...Object.keys(run.constant)];
+    const said = (row) => [
+      data.opOf(row),
+      ...all.map((column) => column.text(row) ?? ""),
+      ...fields.map((name) => `${name}=${data.value(name, rows.case[row])}`),
+      data.word("reason", row) ?? "",
+      data.word("repro", row),
+    ];
     return (row) => {
-      texts ??= Array.from({ length: COUNT }, (_, n) =>
-        [data.opOf(n), ...shown.map((column) => column.text(n) ?? ""), data.word("repro", n)]
-          .join("\n")
-          .toLowerCase(),
-      );
+      texts ??= rows.case.map((_, n) => said(n).join("\n").toLowerCase());
       return texts[row];
     };
   }
+
+  // Each word is looked for by itself, wherever in a row it is.
+  const wordsOf = (query) =>
+    query
+      .toLowerCase()
+      .split(/\s+/)
+      .map((each) => each.replace(/,$/, ""))
+      .filter(Boolean);
 
   async function copy(text) {
     try {
@@ -92,8 +112,11 @@ kv.rows = (() => {
 
   function mount(box) {
     box.querySelector(".unscripted").remove();
-    const shown = columns();
-    const search = searchable(shown);
+    const all = columns();
+    const shown = all.filter(isShown);
+    const times = shown.filter(({ time }) => time);
+    const search = searchable(all);
+    const opened = new Set();
     const id = (name) => `${box.id}-${name}`;
     const order = { column: null, descending: false };
     let page = 0;
@@ -102,6 +125,7 @@ kv.rows = (() => {
     const text = element("input", {
       id: id("text"),
       type: "search",
+      placeholder: "write.loop, seq_len=4096 …",
       autocomplete: "off",
       spellcheck: "false",
     });
@@ -147,18 +171,15 @@ kv.rows = (() => {
     );
     const status = element("p", { class: "note", role: "status" });
     const said = element("p", { class: "visually-hidden", "aria-live": "polite" });
-    const header = element(
-      "tr",
-      {},
-      ...shown.map((column) =>
-        element("th", { scope: "col", class: column.number ? "number" : null }, column.label),
-      ),
-      element("th", { scope: "col" }, "command"),
+    const heads = shown.map((column) =>
+      element("th", { scope: "col", class: column.number ? "number" : null }, column.label),
     );
+    const [first, ...others] = heads;
+    const header = element("tr", {}, first, element("th", { scope: "col" }, "command"), ...others);
     const body = element("tbody");
-    [...header.cells].slice(0, -1).forEach((head, column) =>
+    heads.forEach((head, column) =>
       kv.tables.button(head, () => {
-        order.descending = kv.tables.turn(header, column);
+        order.descending = kv.tables.turn(header, head.cellIndex);
         order.column = shown[column];
         resort();
       }),
@@ -189,13 +210,13 @@ kv.rows = (() => {
     box.append(controls, status, region, pager, said);
 
     function refilter() {
-      const needle = text.value.trim().toLowerCase();
+      const needles = wordsOf(text.value);
       const wanted = Object.values(choices).filter(([input]) => input.value !== "");
       found = [];
       for (let row = 0; row < COUNT; row += 1) {
         if (
           wanted.every(([input, of]) => of(row) === input.value) &&
-          (!needle || search(row).includes(needle))
+          needles.every((needle) => search(row).includes(needle))
         ) {
           found.push(row);
         }
@@ -203,8 +224,10 @@ kv.rows = (() => {
       resort();
     }
 
+    // As they were run, those that were timed first; or by a column.
     function resort() {
-      if (order.column !== null) {
+      if (order.column === null) found.sort((a, b) => data.ok(b) - data.ok(a) || a - b);
+      else {
         const { key } = order.column;
         const sign = order.descending ? -1 : 1;
         found.sort((a, b) => {
@@ -220,7 +243,7 @@ kv.rows = (() => {
     function show() {
       const first = page * PAGE;
       const here = found.slice(first, first + PAGE);
-      body.replaceChildren(...here.map(line));
+      body.replaceChildren(...here.flatMap(line));
       const of = found.length === COUNT ? "" : ` of ${units.field(COUNT)}`;
       status.textContent = found.length
         ? `Rows ${units.field(first + 1)} to ${units.field(first + here.length)} of ${units.field(found.length)}${of ? ` found${of}` : ""}.`
@@ -229,36 +252,69 @@ kv.rows = (() => {
       on.disabled = first + PAGE >= found.length;
     }
 
+    // A row's line, and the one below it with its command, which is opened by a button.
     function line(row) {
-      const cells = shown.map((column) => {
-        const words = column.text(row);
-        const kind = column.number ? "number" : column.wide ? "wide" : null;
-        return element("td", { class: kind }, words ?? "—");
+      const [name, ...others] = shown.flatMap((column) => {
+        const reason = data.word("reason", row);
+        if (column.time && reason !== null)
+          return column === times[0]
+            ? [element("td", { colspan: times.length, class: "reason" }, reason)]
+            : [];
+        const kind = column.number ? "number" : column.kept ? "name" : null;
+        return [element("td", { class: kind }, ...kv.breakable(column.text(row) ?? "—"))];
       });
+      const below = element(
+        "tr",
+        { class: "below", hidden: !opened.has(row), id: id(`command-${row}`) },
+        element(
+          "td",
+          { colspan: shown.length + 1 },
+          element("code", {}, data.word("repro", row)),
+        ),
+      );
+      return [
+        element("tr", {}, name, element("td", {}, buttons(row, below)), ...others),
+        below,
+      ];
+    }
+
+    function buttons(row, below) {
       const command = data.word("repro", row);
-      const button = element(
+      const of = `of this row: ${data.strategy(row).name}`;
+      const copying = element(
         "button",
         {
           type: "button",
-          "aria-label": `Copy the command of this row: ${data.strategy(row).name}`,
+          "aria-label": `Copy command ${of}`,
           onclick: async () => {
             const done = await copy(command);
             said.textContent = "";
-            button.textContent = done ? "Copied" : "Not copied";
+            copying.textContent = done ? "Copied" : "Not copied";
             said.textContent = done ? "Copied" : "Not copied: the browser does not let it be";
             setTimeout(() => {
-              button.textContent = "Copy";
+              copying.textContent = "Copy command";
             }, 1500);
           },
         },
-        "Copy",
+        "Copy command",
       );
-      return element(
-        "tr",
-        {},
-        ...cells,
-        element("td", { class: "command" }, button, element("code", {}, command)),
+      const opening = element(
+        "button",
+        {
+          type: "button",
+          "aria-label": `Show command ${of}`,
+          "aria-expanded": String(!below.hidden),
+          "aria-controls": below.id,
+          onclick: () => {
+            below.hidden = !below.hidden;
+            opening.setAttribute("aria-expanded", String(!below.hidden));
+            if (below.hidden) opened.delete(row);
+            else opened.add(row);
+          },
+        },
+        "Show",
       );
+      return element("div", { class: "command" }, copying, opening);
     }
 
     refilter();

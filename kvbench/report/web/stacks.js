@@ -1,5 +1,6 @@
 "use strict";
-// Stacked bars: what a call's time is made of by the fit, and a step's by its phases.
+// Stacked bars: what a call's time is made of by the fit, and a step's by its phases. Strategies
+// have theirs one below the other, as their names have room beside bars alone.
 
 kv.stacks = (() => {
   const { run, data, units, filters } = kv;
@@ -29,6 +30,10 @@ kv.stacks = (() => {
       share: false,
     },
   };
+
+  // Characters of a name beside its bar.
+  const MOST_WIDE = 32;
+  const MOST_NARROW = 20;
 
   // By row, what each part takes in seconds.
   const found = new Map();
@@ -191,8 +196,11 @@ kv.stacks = (() => {
       .map((part, place) => [part, place])
       .filter(([[name]]) => name !== "rest_s" || state.rest === "yes");
     const text = (bar) => (state.x === "strategy" ? bar.x : units.field(bar.x));
-    const short = (bar) =>
-      units.plain(state.x === "strategy" ? bar.x.slice(bar.x.indexOf(".") + 1) : text(bar));
+    const lying = state.x === "strategy";
+    const short = (bar) => units.plain(lying ? bar.x.slice(bar.x.indexOf(".") + 1) : text(bar));
+    // Along the bars stands the value, across them what each is of.
+    const placed = (across, along) =>
+      lying ? { x: along, y: across, orientation: "h" } : { x: across, y: along };
     const base = there.map(() => 0);
     const traces = [];
     const lines = shownParts.map(([[, label], place]) => {
@@ -200,14 +208,16 @@ kv.stacks = (() => {
       const told = there.map((bar, i) => [
         text(bar),
         `${partText(kind, bar, place)}: ${value(heights[i], kind, bar, place, state)}`,
+        ...(kind === "breakdown" || state.y === "share"
+          ? []
+          : [`${units.seconds(bar.parts[place])} a step`]),
         ...(kind === "breakdown"
           ? [`measured ${units.seconds(rows.median_s[bar.row])}`, leftOver(bar)]
           : []),
       ]);
       traces.push({
         type: "bar",
-        x: there.map(short),
-        y: heights,
+        ...placed(there.map(short), heights),
         name: label,
         hoverinfo: "text",
         textposition: "none",
@@ -231,7 +241,8 @@ kv.stacks = (() => {
       };
       return line;
     });
-    if (kind === "breakdown") traces.push(...markers(there, short, kind, state, look));
+    if (kind === "breakdown")
+      traces.push(...markers(there, there.map(short), kind, state, look, placed));
     const named = new Map();
     for (const [, place] of shownParts) {
       for (const bar of there.filter((each) => has(kind, each, place))) {
@@ -243,10 +254,14 @@ kv.stacks = (() => {
       drawing: kv.element("span", { class: "key-square", style: `background: ${colour}` }),
     }));
     if (kind === "breakdown")
-      swatches.push({ text: "measured", drawing: kv.element("span", { class: "key-line" }) });
+      swatches.push({
+        text: "measured",
+        drawing: kv.element("span", { class: lying ? "key-line upright" : "key-line" }),
+      });
     return {
       traces,
-      lines,
+      lines: lying ? beside(there, lines) : lines,
+      height: lying ? Math.max(200, 110 + (look.narrow ? 44 : 34) * there.length) : undefined,
       swatches,
       strategies: [],
       title:
@@ -256,17 +271,65 @@ kv.stacks = (() => {
       layout: {
         barmode: "stack",
         bargap: 0.35,
-        xaxis: {
-          type: "category",
-          tickangle: there.length > (look.narrow ? 4 : 10) ? -35 : 0,
-          title: { text: state.x === "strategy" ? "" : units.plain(state.x) },
-        },
-        yaxis: { title: { text: unit(kind, state) }, rangemode: "tozero" },
+        ...(lying ? lyingAxes : standingAxes)(there.map(short), kind, state, look),
       },
       table: table(there, kind, state, text, shownParts),
       note: note(op, kind, state, fields),
       why: there.length ? "" : nothing(op, kind, state, fields),
     };
+  }
+
+  function standingAxes(names, kind, state, look) {
+    return {
+      xaxis: {
+        type: "category",
+        tickangle: names.length > (look.narrow ? 4 : 10) ? -35 : 0,
+        title: { text: units.plain(state.x) },
+      },
+      yaxis: { title: { text: unit(kind, state) }, rangemode: "tozero" },
+    };
+  }
+
+  function lyingAxes(names, kind, state, look) {
+    const most = look.narrow ? MOST_NARROW : MOST_WIDE;
+    return {
+      // Above is room for what the keys do: it hides no bar.
+      margin: { l: 44, r: 12, t: look.narrow ? 42 : 24, b: 48 },
+      xaxis: {
+        title: { text: unit(kind, state) },
+        rangemode: "tozero",
+        tickformat: ",~r",
+        nticks: look.narrow ? 4 : 10,
+      },
+      yaxis: {
+        type: "category",
+        // The first above, as one reads.
+        categoryorder: "array",
+        categoryarray: [...names].reverse(),
+        tickvals: names,
+        ticktext: names.map((name) => labelOf(name, most)),
+        showgrid: false,
+      },
+    };
+  }
+
+  // A name in lines of so many characters, broken within a pair, "a+b"; cut where it is longer still.
+  function labelOf(name, most) {
+    if (name.length <= most) return name;
+    return name
+      .split(/(?<=\w\+)(?=\w)/)
+      .map((part) => (part.length > most ? `${part.slice(0, most - 1)}…` : part))
+      .join("<br>");
+  }
+
+  // To walk bars that lie: along a bar its parts, up and down the bars above and below.
+  function beside(there, lines) {
+    return there.map((bar, i) => ({
+      name: bar.x,
+      points: lines.flatMap(({ points }, part) =>
+        points.filter(({ point }) => point === i).map((point) => ({ ...point, x: part, y: -i })),
+      ),
+    }));
   }
 
   function value(height, kind, bar, place, state) {
@@ -275,18 +338,24 @@ kv.stacks = (() => {
       ? `${units.significant(height)} % (${seconds})`
       : kind === "breakdown"
         ? seconds
-        : `${units.significant(height)} µs per token and layer (${seconds} a step)`;
+        : `${units.seconds(height / US)} per token and layer`;
   }
 
   // A call as it was measured: where the parts don't reach it, or go beyond, the fit is off.
-  function markers(there, short, kind, state, look) {
+  function markers(there, names, kind, state, look, placed) {
+    const measuredOf = (bar) => rows.median_s[bar.row] * factor(kind, bar, state);
+    const { x, y, orientation } = placed(names, there.map(measuredOf));
     const mark = (width, color) => ({
       type: "scatter",
       mode: "markers",
       hoverinfo: "skip",
-      x: there.map(short),
-      y: there.map((bar) => rows.median_s[bar.row] * factor(kind, bar, state)),
-      marker: { symbol: "line-ew", size: look.narrow ? 12 : 22, line: { width, color } },
+      x,
+      y,
+      marker: {
+        symbol: orientation === "h" ? "line-ns" : "line-ew",
+        size: look.narrow || orientation === "h" ? 12 : 22,
+        line: { width, color },
+      },
     });
     // Edged, to be seen on every part.
     return [mark(5, look.paper), mark(2.5, look.ink)];
@@ -307,7 +376,7 @@ kv.stacks = (() => {
           const shown = bar.parts[place] * factor(kind, bar, state);
           return state.y === "share"
             ? `${units.significant(shown)} %`
-            : `${units.significant(shown, 4)} µs`;
+            : units.seconds(shown / US);
         }),
         ...(kind === "breakdown"
           ? [units.seconds(rows.median_s[bar.row]), units.seconds(bar.rest)]

@@ -62,7 +62,7 @@ kv.tables = (() => {
   function make({ caption, header, rows }) {
     const numeric = header.map((_, column) => isNumeric(rows.map((row) => row[column])));
     const cell = (text, column) =>
-      element("td", { class: numeric[column] ? "number" : null }, text);
+      element("td", { class: numeric[column] ? "number" : null }, ...kv.breakable(text));
     const table = element(
       "table",
       { "aria-label": caption },

@@ -35,8 +35,10 @@ kv.units = (() => {
     return sign + all.padEnd(power + 1, "0");
   }
 
+  // The unit that suits a value as it is shown: what is rounded to 1000 µs is 1.00 ms.
   function scaled(steps, value) {
-    return steps.find(([scale]) => Math.abs(value) >= scale) ?? steps.at(-1);
+    const shown = (scale) => Number(significant(Math.abs(value) / scale));
+    return steps.find(([scale]) => shown(scale) >= 1) ?? steps.at(-1);
   }
 
   function seconds(value) {
@@ -66,6 +68,11 @@ kv.units = (() => {
   // Of a field of a case: numbers from 10,000 on with commas, words as they are.
   function field(value) {
     return typeof value === "number" ? grouped.format(value) : String(value);
+  }
+
+  // So many of something: "1 launch", "1,024 launches".
+  function count(number, one, many = `${one}s`) {
+    return `${field(number)} ${number === 1 ? one : many}`;
   }
 
   // Text for Plotly, which takes some tags and entities for markup.
@@ -113,6 +120,7 @@ kv.units = (() => {
     bytes,
     bandwidth,
     field,
+    count,
     plain,
     sortable,
   };
