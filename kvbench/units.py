@@ -15,17 +15,24 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{Decimal(f'{value:#.{digits}g}'):f}".rstrip(".")
 
 
+def _step(value: float, steps: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    """The largest unit in which a value is 1 or more as it is shown: 999.9 µs are 1.00 ms."""
+    return next(
+        (step for step in steps if step[0] and float(significant(value / step[0])) >= 1), steps[-1]
+    )
+
+
 def format_seconds(seconds: float) -> str:
     """A time for people: 3 significant digits with the unit that suits it, as "12.3 µs"."""
     if seconds == 0:
         return "0 s"
-    scale, unit = next(step for step in _TIME_STEPS if abs(seconds) >= step[0])
+    scale, unit = _step(abs(seconds), _TIME_STEPS)
     return f"{significant(seconds / (scale or 1e-9))} {unit}"
 
 
 def format_seconds_interval(seconds: float, low: float, high: float) -> str:
     """A time with its interval, in one unit: "6.30 (5.05 to 7.41) µs"."""
-    scale, unit = next(step for step in _TIME_STEPS if max(abs(seconds), abs(high)) >= step[0])
+    scale, unit = _step(max(abs(seconds), abs(high)), _TIME_STEPS)
     values = [significant(t / (scale or 1e-9)) if t else "0" for t in (seconds, low, high)]
     return f"{values[0]} ({values[1]} to {values[2]}) {unit}"
 
@@ -34,20 +41,20 @@ def format_seconds_range(low: float, high: float) -> str:
     """Two times in one unit, "5.30 to 20.3 µs"; one time where they are alike."""
     if low == high:
         return format_seconds(low)
-    scale, unit = next(step for step in _TIME_STEPS if abs(high) >= step[0])
+    scale, unit = _step(abs(high), _TIME_STEPS)
     least, most = (significant(t / (scale or 1e-9)) if t else "0" for t in (low, high))
     return f"{least} {unit}" if least == most else f"{least} to {most} {unit}"
 
 
 def format_bytes(nbytes: float) -> str:
     """A size for people in powers of 1024, as "64.0 MiB"."""
-    scale, unit = next(step for step in _BYTE_STEPS if abs(nbytes) >= step[0])
+    scale, unit = _step(abs(nbytes), _BYTE_STEPS)
     return f"{nbytes:.0f} B" if unit == "B" else f"{significant(nbytes / scale)} {unit}"
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
     """A rate for people in powers of 1000, as vendors state it: "12.3 GB/s"."""
-    scale, unit = next(step for step in _RATE_STEPS if abs(bytes_per_s) >= step[0])
+    scale, unit = _step(abs(bytes_per_s), _RATE_STEPS)
     return f"{significant(bytes_per_s / (scale or 1.0))} {unit}"
 
 

@@ -16,7 +16,7 @@ from drawn import KV_OPS
 from made import contents, large_rows, result, run_folder, sweep_rows
 
 import kvbench
-from kvbench import cli
+from kvbench import cli, cli_report
 from kvbench.analysis.frame import to_frame
 from kvbench.axes import AXES, Axes, expand_all
 from kvbench.cases import CACHE_DTYPES, DTYPE_BYTES, KV_SCALES, LAYOUTS
@@ -55,6 +55,7 @@ def kvbench_(monkeypatch, capsys):
     # Smaller buffers and pictures, so that a run takes little.
     monkeypatch.setattr(bandwidth, "_CPU_BYTES", 1 << 16)
     monkeypatch.setitem(style._RC, "savefig.dpi", 30)
+    monkeypatch.setattr(cli, "missing_for_html", lambda: "the page")  # a second for each run
 
     def kvbench_(*arguments: object) -> Ended:
         monkeypatch.setattr(registry, "_STRATEGIES", dict(builtin))
@@ -180,7 +181,8 @@ def test_the_command_of_a_failed_check_fails_again(kvbench_, wrong_file):
     assert "write.wrong incorrect" in again.out
 
 
-def test_run_measures_ranks_plots_and_says_where(kvbench_, tmp_path):
+def test_run_measures_ranks_plots_and_says_where(kvbench_, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "missing_for_html", cli_report.missing_for_html)
     folder = tmp_path / "out" / "run"
     ended = kvbench_(
         *("run", "-a", "seq_len=1,8", "-s", "[wr]*.loop", "-s", "*.slot_mapping"),

@@ -151,3 +151,20 @@ def test_a_waiting_time_says_as_much_as_its_smallest_unit(seconds):
     said = sum(int(n) * {"s": 1, "min": 60, "h": 3600}[unit] for n, unit in parts)
     # From an hour on the seconds are left out.
     assert said <= round(seconds) < said + (60 if "h" in text else 1)
+
+
+@pytest.mark.parametrize(
+    ("format_", "value", "text"),
+    [
+        (format_seconds, 0.99949e-3, "999 µs"),
+        (format_seconds, 0.9996e-3, "1.00 ms"),
+        (format_seconds, 0.9996, "1.00 s"),
+        (format_seconds, 0.3e-9, "0.300 ns"),
+        (format_bandwidth, 999.7e6, "1.00 GB/s"),
+        (format_bytes, 1023.9 * 1024, "1.00 MiB"),
+        (format_bytes, 1000 * 1024, "1000 KiB"),
+        (format_bytes, 12, "12 B"),
+    ],
+)
+def test_the_unit_is_that_of_what_is_shown(format_, value, text):
+    assert format_(value) == text
