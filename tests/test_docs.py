@@ -224,7 +224,19 @@ def try_out(kvbench_, words: list[str]) -> None:
         assert ended.out
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p in {page for page, _ in TYPED}], ids=name)
+LONG = {DOCS / "axes.md", DOCS / "claims.md", DOCS / "strategies.md"}
+"""Pages with so many runs that their commands are tried by `make test-slow`."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, marks=pytest.mark.slow if p in LONG else ())
+        for p in PAGES
+        if p in {page for page, _ in TYPED}
+    ],
+    ids=name,
+)
 def test_the_commands_of_a_page_can_be_typed_one_after_the_other(page, kvbench_):
     for words in (words for own, words in TYPED if own == page):
         try_out(kvbench_, words)

@@ -135,7 +135,9 @@ def alike():
 MADE = {"dense": dense, "alike": alike, "two points": lambda: sweep_rows(seq_lens=(512, 513))}
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style", [pytest.param(s, marks=() if s == "docs" else pytest.mark.slow) for s in STYLES]
+)
 @pytest.mark.parametrize("rows", MADE.values(), ids=MADE)
 def test_no_word_of_a_made_run_is_cut_off_or_overlaps_another(rows, style, monkeypatch):
     found = sketches(to_frame(rows()), run_info())
