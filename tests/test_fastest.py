@@ -7,7 +7,7 @@ import pytest
 from made import result, run_info, sweep_rows
 from matplotlib.colors import to_hex
 
-from kvbench.analysis.breakdown import breakdown
+from kvbench.analysis.breakdown import broken_down
 from kvbench.analysis.fastest import fastest
 from kvbench.analysis.fit import Refusal
 from kvbench.analysis.frame import to_frame
@@ -231,7 +231,7 @@ def modelled(strategy: str, launches, **fields):
 
 def test_a_call_is_broken_down_into_the_parts_that_it_was_made_of():
     rows = [*modelled("write.loop", lambda n: 2 * n), *modelled("write.indexing", lambda _: 7)]
-    parts = breakdown(to_frame(rows), "write")
+    parts, _ = broken_down(to_frame(rows), "write")
     assert len(parts) == len(rows)
     loop = parts[parts["strategy"] == "write.loop"]
     assert loop["split"].all()
@@ -255,8 +255,8 @@ def test_what_has_no_fit_has_no_parts():
         *(result("write.native", times(1e-6), seq_len=n) for n in (8, 64)),
     ]
     frame = to_frame(rows)
-    assert set(breakdown(frame, "write")["strategy"]) == {"write.indexing"}
-    assert breakdown(frame, "read").empty
+    assert set(broken_down(frame, "write")[0]["strategy"]) == {"write.indexing"}
+    assert broken_down(frame, "read")[0].empty
     pages = list(breakdown_pages(frame, "write"))
     assert [page.name for page in pages] == ["", "num_kv_heads-1", "num_kv_heads-32"]
     assert pages[0].refused[0].name == "write.loop"

@@ -27,7 +27,7 @@ from made_report import (
     unresolved,
 )
 
-from kvbench.analysis.breakdown import breakdown
+from kvbench.analysis.breakdown import broken_down
 from kvbench.analysis.fastest import fastest
 from kvbench.analysis.frame import to_frame
 from kvbench.analysis.gathering import beside_gathering
@@ -379,7 +379,7 @@ def test_winners_are_those_of_the_analysis(gpu):
 def test_parts_of_a_call_are_those_of_the_analysis():
     rows = [*sweep_rows(seq_lens=(1, 8, 64), kv_heads=(1, 8), strategies=("loop", "indexing"))]
     data, frame = shown(rows)
-    wanted = breakdown(frame, "write")
+    wanted, _ = broken_down(frame, "write")
     assert len(wanted) >= 6
     found = data["ops"]["write"]["breakdown"]
     for name in ("call_s", "launches_s", "bytes_s", "rest_s"):

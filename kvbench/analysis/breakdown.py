@@ -6,7 +6,7 @@ from kvbench.analysis.fit import Fit, Refusal, fit_run
 from kvbench.analysis.frame import main_pools, timed
 
 
-def breakdown(frame: pd.DataFrame, op: str) -> pd.DataFrame:
+def broken_down(frame: pd.DataFrame, op: str) -> tuple[pd.DataFrame, tuple[Refusal, ...]]:
     """The calls of an op that has fits, each with the parts of the model of its strategy.
 
     Args:
@@ -18,13 +18,8 @@ def breakdown(frame: pd.DataFrame, op: str) -> pd.DataFrame:
         have a fit, with the columns call_s, launches_s and bytes_s, the model's seconds of each
         part; rest_s, the measured median less their sum, below 0 where the model says too much;
         and split: where it is False, the cells can't tell a call from its launches, call_s is of
-        both and launches_s is 0.
+        both and launches_s is 0. Then the strategies that have none, with the reason.
     """
-    return broken_down(frame, op)[0]
-
-
-def broken_down(frame: pd.DataFrame, op: str) -> tuple[pd.DataFrame, tuple[Refusal, ...]]:
-    """What `breakdown` gives, and of which strategies the run has no fit, with the reason."""
     runs = timed(frame[(frame["op"] == op) & (frame["tokens"] > 0)])
     runs = main_pools(runs[runs["launches"].notna()])
     fits = fit_run(frame, op)

@@ -12,10 +12,8 @@ from kvbench.report.panels import (
     Page,
     copy_key,
     draw_line,
-    finish,
+    drawn_panels,
     key_of,
-    log_axes,
-    make_panels,
     provenance,
 )
 from kvbench.report.style import look, styled
@@ -47,24 +45,15 @@ def bandwidth_figure(page: Page, op: str, clock: str, info: RunInfo) -> Figure:
         "once) over its median time, with the 95 % interval. Dashed: a copy, out of the cache, in "
         "the same run."
     )
-    seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
+
+    def draw(panel: Panel, block: int, heads: int) -> Ends:
+        return _draw(panel, timed(page.of(block, heads), "run", clock), info)
+
     with styled():
         runs = sorted(set(timed(page.rows, "run", clock)["strategy"]))
         copy = f"copy, {format_bandwidth(info.copy_bandwidth.bytes_per_s)}"
         keys = [*map(key_of, runs), copy_key(copy)]
-        figure, panels = make_panels(page, _title(op), footnote, keys)
-        drawn = []
-        for panel, block, heads in panels:
-            rows = page.rows[
-                (page.rows["block_size"] == block) & (page.rows["num_kv_heads"] == heads)
-            ]
-            ends = _draw(panel, timed(rows, "run", clock), info)
-            log_axes(panel, seq_lens)
-            drawn.append((panel, ends))
-        for panel, _ in drawn[:: len(page.block_sizes)]:
-            panel.set_ylabel("GB/s")
-        finish(figure, drawn)
-    return figure
+        return drawn_panels(page, _title(op), footnote, keys, "GB/s", draw)
 
 
 def bandwidth_alt(page: Page, op: str, clock: str) -> str:

@@ -34,7 +34,7 @@ _MOST_SHARE = 200.0
 
 @dataclass(frozen=True, slots=True)
 class BreakdownPage:
-    """The rows of one figure, as `analysis.breakdown.breakdown` gives them."""
+    """The rows of one figure, as `analysis.breakdown.broken_down` gives them."""
 
     name: str
     """Distinguishes the figure's file; "" for the run's main one."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -10,14 +11,13 @@ from kvbench.analysis.frame import timed
 from kvbench.cases import ONCE_A_STEP
 from kvbench.report.alternative import of_lines
 from kvbench.report.panels import (
+    Ends,
     Page,
     copy_key,
     draw_line,
-    finish,
+    drawn_panels,
     key_of,
     launches_label,
-    log_axes,
-    make_panels,
     provenance,
 )
 from kvbench.report.style import look, styled
@@ -59,18 +59,13 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
     )
     if page.rows.loc[page.rows["phase"] == "run", "launches"].notna().any():
         footnote += f" In brackets: what one call launches on a GPU, {source}."
-    seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
+
+    def draw(panel: Panel, block: int, heads: int) -> Ends:
+        return _draw(panel, page.of(block, heads), clock, info)
+
     with styled():
-        figure, panels = make_panels(page, _title(op), footnote, _keys(page, clock, info))
-        drawn = []
-        for panel, block, heads in panels:
-            ends = _draw(panel, page, block, heads, clock, info)
-            log_axes(panel, seq_lens)
-            drawn.append((panel, ends))
-        for panel, _ in drawn[:: len(page.block_sizes)]:
-            panel.set_ylabel("µs per call")
-        finish(figure, drawn)
-    return figure
+        keys = _keys(page, clock, info)
+        return drawn_panels(page, _title(op), footnote, keys, "µs per call", draw)
 
 
 def _keys(page: Page, clock: str, info: RunInfo) -> list[Line2D]:
@@ -101,10 +96,7 @@ def _title(op: str) -> str:
     return _TITLES.get(op, f"{op}: time per call")
 
 
-def _draw(
-    panel: Panel, page: Page, block: int, heads: int, clock: str, info: RunInfo
-) -> list[tuple[float, float, str, str]]:
-    rows = page.rows[(page.rows["block_size"] == block) & (page.rows["num_kv_heads"] == heads)]
+def _draw(panel: Panel, rows: pd.DataFrame, clock: str, info: RunInfo) -> Ends:
     ends: list[tuple[float, float, str, str]] = []
     for strategy, line in timed(rows, "run", clock).groupby("strategy", sort=True):
         points = line.sort_values("seq_len")

@@ -42,6 +42,9 @@ _BETWEEN_TICKS = 0.15
 _OTHER_LABELS = 3
 """Lines with a name besides those of the strategies: the copy, a prepare or two."""
 
+Ends = Sequence[tuple[float, float, str, str]]
+"""(x, y, text, colour) of the last point of each line of a panel, in data units."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -54,6 +57,11 @@ class Page:
     rows: pd.DataFrame
     block_sizes: tuple[int, ...]
     kv_heads: tuple[int, ...]
+
+    def of(self, block_size: int, kv_heads: int) -> pd.DataFrame:
+        """The rows of one panel."""
+        here = (self.rows["block_size"] == block_size) & (self.rows["num_kv_heads"] == kv_heads)
+        return self.rows[here]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +190,37 @@ def make_panels(
     return figure, walk()
 
 
+def drawn_panels(
+    page: Page,
+    title: str,
+    footnote: str,
+    keys: Sequence[Line2D],
+    quantity: str,
+    draw: Callable[[Panel, int, int], Ends],
+) -> Figure:
+    """A whole figure over seq_len, log-log: panels, lines, and their names at their ends.
+
+    Args:
+        page: The page.
+        title: As for `make_panels`.
+        footnote: As there.
+        keys: As there.
+        quantity: What the vertical axes show, with its unit.
+        draw: Draws the lines of a panel, given its block size and number of KV heads.
+    """
+    seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
+    figure, panels = make_panels(page, title, footnote, keys)
+    drawn = []
+    for panel, block, heads in panels:
+        ends = draw(panel, block, heads)
+        log_axes(panel, seq_lens)
+        drawn.append((panel, ends))
+    for panel, _ in drawn[:: len(page.block_sizes)]:
+        panel.set_ylabel(quantity)
+    finish(figure, drawn)
+    return figure
+
+
 def label_in() -> float:
     """The least distance of two names at the ends of lines, in inches."""
     return look().name_pt * _LABEL_EM / 72
@@ -246,10 +285,6 @@ def draw_line(
     """Draw a strategy's line with the band of its interval, all of one length."""
     panel.plot(x, middle, **line(strategy))
     panel.fill_between(x, low, high, color=look().colour(strategy), alpha=0.25, linewidth=0)
-
-
-Ends = Sequence[tuple[float, float, str, str]]
-"""(x, y, text, colour) of the last point of each line of a panel, in data units."""
 
 
 def finish(figure: Figure, drawn: Sequence[tuple[Panel, Ends]]) -> None:

@@ -25,10 +25,8 @@ from kvbench.cases import ONCE_A_STEP, OPS, WHOLE_STEPS, Case
 from kvbench.report.panels import (
     Ends,
     Page,
-    finish,
+    drawn_panels,
     launches_label,
-    log_axes,
-    make_panels,
     pages,
 )
 from kvbench.report.setting import describe
@@ -338,38 +336,32 @@ def curves_figure(page: Page, op: str, given: Premises) -> Figure:
     hidden = [names for names in shared if len(names) > 1 and len(_names(names)) > _MOST_NAMED]
     if hidden:
         footnote += f" One line each: {'; '.join(map(_names, hidden))}."
-    seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     title = f"{op}: {MARK}, time per call on {given.title}"
+
+    def draw(panel: Panel, block: int, heads: int) -> Ends:
+        panel.text(
+            0.42,
+            0.12,
+            FILE_MARK,
+            transform=panel.transAxes,
+            fontsize=17,
+            fontweight="bold",
+            color="#B22222",
+            alpha=0.35,
+            ha="center",  # where lines may pass, and no name is written
+            va="bottom",
+            zorder=0,
+        )
+        return _draw(panel, panels_groups[block, heads], given)
+
     with styled():
-        figure, panels = make_panels(page, title, footnote)
-        drawn = []
-        for panel, block, heads in panels:
-            ends = _draw(panel, panels_groups[block, heads], given)
-            log_axes(panel, seq_lens)
-            panel.text(
-                0.42,
-                0.12,
-                FILE_MARK,
-                transform=panel.transAxes,
-                fontsize=17,
-                fontweight="bold",
-                color="#B22222",
-                alpha=0.35,
-                ha="center",  # where lines may pass, and no name is written
-                va="bottom",
-                zorder=0,
-            )
-            drawn.append((panel, ends))
-        for panel, _ in drawn[:: len(page.block_sizes)]:
-            panel.set_ylabel("predicted µs per call")
-        finish(figure, drawn)
-    return figure
+        return drawn_panels(page, title, footnote, (), "predicted µs per call", draw)
 
 
 def _groups(page: Page) -> dict[tuple[int, int], list[Alike]]:
     found = {}
     for block, heads in itertools.product(page.block_sizes, page.kv_heads):
-        own = page.rows[(page.rows["block_size"] == block) & (page.rows["num_kv_heads"] == heads)]
+        own = page.of(block, heads)
         found[block, heads] = alike(own)
     return found
 

@@ -6,12 +6,11 @@ from matplotlib.figure import Figure
 
 from kvbench.report.alternative import of_lines
 from kvbench.report.panels import (
+    Ends,
     Page,
     draw_line,
-    finish,
+    drawn_panels,
     key_of,
-    log_axes,
-    make_panels,
     provenance,
 )
 from kvbench.report.style import line, look, styled
@@ -33,28 +32,23 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
         f"{provenance(info, clock)}; median ratio within rounds with its 95 % interval; "
         "run alone, without prepare."
     )
-    seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
+
+    def draw(panel: Panel, block: int, heads: int) -> Ends:
+        rows = page.of(block, heads)
+        # As far as the panel's own lines go: further on it would strike through their names.
+        first, last = float(rows["seq_len"].min()), float(rows["seq_len"].max())
+        panel.plot([first, last], [1, 1], **{**line(reference), "marker": ""})
+        lines = rows[rows["strategy"] != reference].groupby("strategy", sort=True)
+        return [
+            (last, 1.0, f"{reference} = 1", look().colour(reference)),
+            *(_draw_line(panel, str(name), own) for name, own in lines),
+        ]
+
     with styled():
         others = sorted(set(page.rows["strategy"]) - {reference})
         keys = [*map(key_of, others), key_of(reference, f"{reference} = 1")]
-        figure, panels = make_panels(page, _title(op, reference), footnote, keys)
-        drawn = []
-        for panel, block, heads in panels:
-            rows = page.rows[
-                (page.rows["block_size"] == block) & (page.rows["num_kv_heads"] == heads)
-            ]
-            # As far as the panel's own lines go: further on it would strike through their names.
-            first, last = float(rows["seq_len"].min()), float(rows["seq_len"].max())
-            panel.plot([first, last], [1, 1], **{**line(reference), "marker": ""})
-            ends = [(last, 1.0, f"{reference} = 1", look().colour(reference))]
-            lines = rows[rows["strategy"] != reference].groupby("strategy", sort=True)
-            ends += [_draw_line(panel, str(name), own) for name, own in lines]
-            log_axes(panel, seq_lens)
-            drawn.append((panel, ends))
-        for panel, _ in drawn[:: len(page.block_sizes)]:
-            panel.set_ylabel("times faster")
-        finish(figure, drawn)
-    return figure
+        title = _title(op, reference)
+        return drawn_panels(page, title, footnote, keys, "times faster", draw)
 
 
 def speedup_alt(page: Page, op: str, reference: str) -> str:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib as mpl
@@ -91,17 +91,7 @@ _LOOKS: dict[Style, Look] = {
         headed=False,
         patterned=True,
     ),
-    "dark": Look(
-        width_in=8.8,
-        dark=True,
-        ink="#E8E8E8",
-        muted="#BDBDBD",
-        heading_pt=10.5,
-        name_pt=8.5,
-        small_pt=7.5,
-        headed=True,
-        patterned=False,
-    ),
+    "dark": replace(_DOCS, dark=True, ink="#E8E8E8", muted="#BDBDBD"),
 }
 
 _RC: Any = {
