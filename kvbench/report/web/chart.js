@@ -352,8 +352,9 @@ kv.chart = (() => {
       );
     }
 
+    // All but the drawing itself, which takes long, is there from the beginning: a page that moves
+    // while it is read takes a button from under the finger.
     function draw() {
-      if (!drawn) return;
       module.settle(op, kind, state);
       const width = figure.clientWidth;
       const at = look(hidden, width);
@@ -377,14 +378,17 @@ kv.chart = (() => {
         );
       }
       walk(current.why ? [] : current.lines);
-      if (!current.why) {
-        const layout = common(current, at, at.narrow);
-        // What was zoomed to stays until another view is asked for.
-        layout.uirevision = JSON.stringify(state);
-        plot.style.height = `${current.height ?? (at.narrow ? 340 : 430)}px`;
-        Plotly.react(plot, current.traces, layout, CONFIG);
-      }
+      plot.style.height = `${current.height ?? (at.narrow ? 340 : 430)}px`;
+      paint(at);
       fillTable();
+    }
+
+    function paint(at) {
+      if (!drawn || current.why) return;
+      const layout = common(current, at, at.narrow);
+      // What was zoomed to stays until another view is asked for.
+      layout.uirevision = JSON.stringify(state);
+      Plotly.react(plot, current.traces, layout, CONFIG);
     }
 
     function changed() {
@@ -419,12 +423,14 @@ kv.chart = (() => {
             .filter((n) => hideable.includes(n))
             .forEach((n) => hidden.add(n));
       }
-      start();
+      drawn = true;
+      draw();
     }
 
     function start() {
+      if (drawn) return;
       drawn = true;
-      draw();
+      paint(look(hidden, figure.clientWidth));
     }
 
     kv.theme.onChange(draw);
@@ -436,7 +442,8 @@ kv.chart = (() => {
       }),
     );
     let narrowBefore = figure.clientWidth < 560;
-    return { id, figure, start: () => (drawn ? undefined : start()), restore };
+    draw();
+    return { id, figure, start, restore };
   }
 
   return { mount };

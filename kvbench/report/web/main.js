@@ -37,22 +37,11 @@
   );
   document.querySelectorAll("main > section").forEach((section) => read.observe(section));
 
-  // What was jumped to stays where it is while charts above it are drawn, until the reader moves on.
-  let target = null;
-  function jumpTo(element) {
-    target = element;
-    target?.scrollIntoView();
-  }
-  const moveOn = () => (target = null);
-  for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"])
-    addEventListener(kind, moveOn, { passive: true });
-  new ResizeObserver(() => target?.scrollIntoView()).observe(document.body);
-
   function restore() {
     const found = kv.address.read();
     const chart = found && charts.find(({ id }) => id === found.id);
     if (chart) chart.restore(found.words);
-    jumpTo(chart ? chart.figure : document.getElementById(location.hash.slice(1)));
+    (chart ? chart.figure : document.getElementById(location.hash.slice(1)))?.scrollIntoView();
   }
   addEventListener("hashchange", restore);
   document.querySelectorAll("nav a").forEach((link) =>
