@@ -34,6 +34,7 @@ from kvbench.console import (
 from kvbench.errors import InputError, KvbenchError, StrategyError
 from kvbench.options import (
     DEVICE_OPTION,
+    LAYERS_OF_RUN_OPTION,
     LOAD_OPTION,
     WITHOUT_OPTION,
     Finite,
@@ -429,9 +430,7 @@ def list_(device: str, files: tuple[Path, ...]) -> None:
 
 @cli.command()
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option(
-    "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
-)
+@LAYERS_OF_RUN_OPTION
 @WITHOUT_OPTION
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 def rank(folder: Path, layers: int | None, left_out: tuple[str, ...], *, markdown: bool) -> None:
@@ -465,19 +464,21 @@ def merge(folder: Path, runs: tuple[Path, ...], *, mixed: bool) -> None:
 
 @cli.command()
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@WITHOUT_OPTION
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
-def fit(folder: Path, *, markdown: bool) -> None:
+def fit(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
     """Explain a run: µs per call and per launch, GB/s, what bounds each cell, and crossovers."""
+    from kvbench.analysis.fit import fit_run
     from kvbench.report.explain import crossover_table, fit_table, refusals_table, verdict_table
 
-    done = load_run(folder)
-    frame = _frame(done)
+    frame = _frame(load_run(folder, left_out))
     for op in OPS:
+        fits = fit_run(frame, op)
         for table in (
-            fit_table(frame, op),
-            refusals_table(frame, op),
+            fit_table(op, fits),
+            refusals_table(frame, op, fits),
             crossover_table(frame, op),
-            verdict_table(frame, op),
+            verdict_table(frame, op, fits),
         ):
             if table is not None:
                 show(table, markdown=markdown)
@@ -485,12 +486,13 @@ def fit(folder: Path, *, markdown: bool) -> None:
 
 @cli.command()
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@WITHOUT_OPTION
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
-def claims(folder: Path, *, markdown: bool) -> None:
+def claims(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
     """Hold the claims of the teaching series against what a run measured."""
     from kvbench.report.claims import claims_table
 
-    done = load_run(folder)
+    done = load_run(folder, left_out)
     show(claims_table(_frame(done), done.info), markdown=markdown)
 
 

@@ -10,7 +10,7 @@ import click
 
 from kvbench.console import load_run, out, say
 from kvbench.errors import InputError, StoreError
-from kvbench.options import WITHOUT_OPTION
+from kvbench.options import LAYERS_OF_RUN_OPTION, WITHOUT_OPTION
 from kvbench.report.palette import STYLES, Style
 from kvbench.store import PLOTS_FOLDER, Run
 
@@ -47,6 +47,7 @@ _HTML_NEEDS = ("plotly", "jinja2", "markdown_it")
     help="docs: for a page on white. dark: for a dark one. paper: 7 inches wide, as PDF too, told "
     "apart without colours, heading and provenance in a text beside each figure.",
 )
+@LAYERS_OF_RUN_OPTION
 @WITHOUT_OPTION
 @click.option(
     "--all",
@@ -58,6 +59,7 @@ def plot(
     folder: Path,
     target: Path | None,
     style: Style,
+    layers: int | None,
     left_out: tuple[str, ...],
     *,
     everything: bool,
@@ -72,7 +74,8 @@ def plot(
 
     done = load_run(folder, left_out)
     to = target or _plots_folder(folder, style)
-    save_plots(done, to_frame(done.results), to, style, everything=everything, left_out=left_out)
+    frame = to_frame(done.results)
+    save_plots(done, frame, to, style, layers=layers, everything=everything, left_out=left_out)
 
 
 def _plots_folder(run: Path, style: Style) -> Path:
@@ -90,9 +93,7 @@ def _plots_folder(run: Path, style: Style) -> Path:
     type=click.Choice(["html", "markdown"]),
     help="One of the two; both by default.",
 )
-@click.option(
-    "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
-)
+@LAYERS_OF_RUN_OPTION
 @WITHOUT_OPTION
 def report(
     folder: Path,
@@ -137,9 +138,7 @@ def write_report(
 
     document = compose(done, frame, layers, left_out)
     if only != "html":
-        # Figures are of the run's layers.
-        asked = replace(done, info=replace(done.info, layers=layers))
-        drawn = save_plots(asked, frame, target / PLOTS_FOLDER, left_out=left_out)
+        drawn = save_plots(done, frame, target / PLOTS_FOLDER, layers=layers, left_out=left_out)
         save_rows(frame, target / TABLE_FILE)
         _write(target / MARKDOWN_FILE, markdown(document, _pictures(drawn), TABLE_FILE))
     if only != "markdown":
@@ -159,6 +158,7 @@ def save_plots(
     folder: Path,
     style: Style = "docs",
     *,
+    layers: int | None = None,
     everything: bool = False,
     left_out: "Sequence[str]" = (),
 ) -> "list[Sketch]":
@@ -169,6 +169,7 @@ def save_plots(
         frame: Its rows.
         folder: Where to.
         style: How they look.
+        layers: Layers of a step; the run's if None.
         everything: Draw all, however many.
         left_out: What `done` is without, as patterns.
 
@@ -179,7 +180,8 @@ def save_plots(
     from kvbench.report.progress import Meter
     from kvbench.report.save import save_figure
 
-    found = sketches(frame, done.info)
+    layers = layers or done.info.layers
+    found = sketches(frame, replace(done.info, layers=layers))
     drawn = found if everything else most_telling(found)
     paths: list[Path] = []
     with Meter(out, len(drawn), "figures") as meter:
@@ -194,6 +196,8 @@ def save_plots(
     if len(drawn) < len(found):
         words = ["kvbench", "plot", str(done.folder), "--all"]
         words += [word for pattern in left_out for word in ("--without", pattern)]
+        if layers != done.info.layers:
+            words += ["--layers", str(layers)]
         if style != "docs":
             words += ["--style", style]
         if folder != _plots_folder(done.folder, style):

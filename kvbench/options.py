@@ -72,6 +72,11 @@ LAYERS_OPTION = click.option(
 )
 
 
+LAYERS_OF_RUN_OPTION = click.option(
+    "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
+)
+
+
 def cell_options(command: F) -> F:
     """Which strategies in which cases: axes, ops, strategies, the user's own."""
     return all_of(

@@ -475,6 +475,8 @@ def test_figures_of_a_large_run_that_are_left_out_are_said(
     assert f"--all -o '{elsewhere}'` draws all" in kvbench_("plot", large_run, "-o", elsewhere).out
     dark = kvbench_("plot", large_run, "--style", "dark").out
     assert f"`kvbench plot {large_run} --all --style dark` draws all" in dark
+    seven = kvbench_("plot", large_run, "--layers", "7").out
+    assert f"`kvbench plot {large_run} --all --layers 7` draws all" in seven
 
 
 def test_all_figures_of_a_large_run_are_drawn_one_at_a_time_when_asked_for(

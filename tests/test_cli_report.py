@@ -137,15 +137,17 @@ def test_a_report_without_some_strategies_says_so_and_has_others_win(kvbench_, m
     assert "loop" not in (tmp_path / "some" / "rows.csv").read_text()
 
 
-@pytest.mark.parametrize("command", ["report", "plot", "rank"])
+@pytest.mark.parametrize("command", ["report", "plot", "rank", "fit", "claims"])
 def test_what_is_left_out_has_to_be_there_and_not_all(kvbench_, made_run, command):
     refused(kvbench_(command, made_run, "--without", "write.lop"), "write.lop", "write.loop")
     refused(kvbench_(command, made_run, "--without", "*"), "*", "left")
 
 
-def test_a_ranking_and_plots_can_be_without_a_strategy(kvbench_, made_run):
+def test_all_that_is_said_of_a_run_can_be_without_a_strategy(kvbench_, made_run):
     assert "write.loop" in kvbench_("rank", made_run).out
     assert "write.loop" not in kvbench_("rank", made_run, "--without", "write.loop").out
+    assert "write.loop" in kvbench_("fit", made_run).out
+    assert "write.loop" not in kvbench_("fit", made_run, "--without", "write.loop").out
     assert "speedup" not in kvbench_("plot", made_run, "--without", "write.loop").out
 
 

@@ -86,30 +86,31 @@ def test_a_device_cell_without_all_three_clocks_has_no_verdict():
 
 def test_the_tables_of_a_fit_say_what_was_found():
     frame = to_frame(model_rows(noise=0.01))
-    fits = {row[0]: row for row in fit_table(frame, "write").rows}
+    fits = {row[0]: row for row in fit_table("write", fit_run(frame, "write")).rows}
     assert fits["write.loop"][2].startswith(("5.0", "4.9"))
     assert "a + b: " in fits["write.slot_mapping"][1]
     crossings = {(row[0], row[1]): row[2] for row in crossover_table(frame, "write").rows}
     # Seven launches against 2 n: the loop loses from 3.5 tokens on.
     assert 2 < float(crossings["write.indexing", "write.loop"]) < 8
     assert crossings["write.slot_mapping", "write.indexing"] == "always, at every size measured"
-    bounds = verdict_table(frame, "write")
+    bounds = verdict_table(frame, "write", fit_run(frame, "write"))
     assert ("write.loop", "overhead-bound", "seq_len 1 to 4,096") in bounds.rows
-    assert fit_table(frame, "read") is None
+    assert fit_table("read", fit_run(frame, "read")) is None
     assert crossover_table(frame, "read") is None
-    assert verdict_table(frame, "read") is None
+    assert verdict_table(frame, "read", fit_run(frame, "read")) is None
 
 
 def test_what_cannot_be_identified_is_refused_in_the_table():
     rows = [r for r in model_rows() if r.case.num_kv_heads == 8 and r.strategy == "write.loop"]
     more = [r for n in (2, 4) for r in model_rows(sizes=(n,)) if r.case.num_kv_heads == 8]
     frame = to_frame(rows + [r for r in more if r.strategy == "write.loop"])
-    (line,) = fit_table(frame, "write").rows
+    (line,) = fit_table("write", fit_run(frame, "write")).rows
     assert line[1:4] == ("refused",) * 3
-    ((name, reason),) = refusals_table(frame, "write").rows
+    ((name, reason),) = refusals_table(frame, "write", fit_run(frame, "write")).rows
     assert name == "write.loop"
     assert reason.startswith("launches and bytes grow together")
-    assert refusals_table(to_frame(model_rows()), "write") is None
+    frame = to_frame(model_rows())
+    assert refusals_table(frame, "write", fit_run(frame, "write")) is None
 
 
 def test_an_unresolved_time_is_marked():
@@ -167,7 +168,8 @@ def test_what_bounds_a_call_on_a_device_is_told_from_its_clocks():
     for n in (1, 64, 4096):
         times = {"wall": 1e-4, "enqueue": 9.5e-5, "device": 1e-5 if n < 4096 else 9.5e-5}
         rows += [result("write.triton", (s,) * 5, clock=c, seq_len=n) for c, s in times.items()]
-    assert verdict_table(to_frame(rows), "write").rows == (
+    frame = to_frame(rows)
+    assert verdict_table(frame, "write", fit_run(frame, "write")).rows == (
         ("write.triton", "dispatch-bound", "seq_len 1 to 64"),
         ("write.triton", "device-bound", "seq_len 4,096"),
     )
@@ -187,13 +189,14 @@ def test_an_index_on_a_cpu_is_fitted_and_not_said_to_be_bound_by_bandwidth():
         for batch in (1, 8)
     ]
     frame = to_frame(rows)
-    assert fit_table(frame, "index") is not None
-    assert verdict_table(frame, "index") is None
+    assert fit_table("index", fit_run(frame, "index")) is not None
+    assert verdict_table(frame, "index", fit_run(frame, "index")) is None
 
 
 def test_what_has_no_count_of_launches_is_said_not_to_be_fitted():
     rows = [result("write.mine", [1e-5 * n] * 5, seq_len=n) for n in (1, 2, 4)]
-    table = refusals_table(to_frame(rows), "write")
+    frame = to_frame(rows)
+    table = refusals_table(frame, "write", fit_run(frame, "write"))
     (line,) = table.rows
     assert line[0] == "write.mine"
     assert "no count of its launches" in line[1]

@@ -99,14 +99,14 @@ for name in names:
 
 from kvbench.analysis.frame import to_frame
 from kvbench.analysis.ranking import rank
-from kvbench.report.plots import figures
+from kvbench.report.plots import sketches
 from kvbench.report.save import save_figure
 
 run = load(Path(sys.argv[1]))
 frame = to_frame(run.results)
 print([s.strategy for s in rank(frame, "write", run.info.layers)])
-for name, figure in figures(frame, run.info):
-    print(*(path.name for path in save_figure(figure, Path(sys.argv[2]), name)))
+for sketch in sketches(frame, run.info):
+    print(*(path.name for path in save_figure(sketch.draw(), Path(sys.argv[2]), sketch.name)))
 print(sorted({"torch", "triton"} & set(sys.modules)))
 """
 

@@ -24,7 +24,7 @@ from kvbench.report import progress
 from kvbench.report.curves import launch_overhead_figure
 from kvbench.report.palette import FLOORS, legible
 from kvbench.report.panels import pages, spread
-from kvbench.report.plots import figures, most_telling, sketches
+from kvbench.report.plots import most_telling, sketches
 from kvbench.report.progress import Meter
 from kvbench.report.save import save_figure
 from kvbench.report.speedup import speedup_figure
@@ -122,6 +122,10 @@ def test_pages_have_names_of_their_own(block_sizes, dtypes, batches):
 def curve_of(rows, op="write", **info):
     (page,) = pages(to_frame(rows))
     return launch_overhead_figure(page, op, "wall", run_info(**info))
+
+
+def figures_of(rows):
+    return {sketch.name: sketch.draw() for sketch in sketches(to_frame(rows), run_info())}
 
 
 def lines_of(panel):
@@ -280,7 +284,7 @@ def test_the_cpu_cache_is_marked_where_the_bytes_outgrow_it(cache, device, marke
 
 def test_a_run_has_curves_for_each_op_and_speed_ups_where_the_loop_was_timed():
     rows = [*sweep_rows(), *sweep_rows(op="read", strategies=("indexing",))]
-    found = dict(figures(to_frame(rows), run_info()))
+    found = figures_of(rows)
     assert list(found) == [
         "write-launch-overhead",
         "write-bandwidth",
@@ -351,7 +355,7 @@ def test_one_figure_there_is_however_few_panels_are_asked_for():
 
 def test_figures_of_other_settings_have_names_that_say_them():
     rows = [*sweep_rows(), *sweep_rows(seq_lens=(1, 8), dtype="fp32", strategies=("loop",))]
-    assert [name for name, _ in figures(to_frame(rows), run_info())] == [
+    assert [sketch.name for sketch in sketches(to_frame(rows), run_info())] == [
         "write-launch-overhead",
         "write-launch-overhead-dtype-fp32",
         "write-bandwidth",
@@ -378,7 +382,7 @@ def test_speed_ups_are_drawn_as_they_are():
 
 def test_an_empty_batch_of_tokens_can_be_drawn():
     # `-a seq_len=0,1,8` is a sweep like any other; 0 has no place on a logarithmic axis.
-    found = dict(figures(to_frame(sweep_rows(seq_lens=(0, 1, 8, 64))), run_info()))
+    found = figures_of(sweep_rows(seq_lens=(0, 1, 8, 64)))
     kinds = ("launch-overhead", "bandwidth", "speedup", "layers")
     assert set(found) == {f"write-{kind}" for kind in kinds}
 
@@ -386,7 +390,7 @@ def test_an_empty_batch_of_tokens_can_be_drawn():
 def test_query_heads_do_not_mix_in_one_line():
     rows = [*sweep_rows(num_heads=8), *sweep_rows(num_heads=16, seq_lens=(1, 8))]
     drawn = 0
-    for name, figure in figures(to_frame(rows), run_info()):
+    for name, figure in figures_of(rows).items():
         for panel in figure.axes:
             for _, _, xs in lines_of(panel):
                 assert len(set(xs)) == len(xs), name

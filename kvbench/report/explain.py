@@ -2,11 +2,12 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
 from kvbench.analysis.crossover import Crossover, crossovers
-from kvbench.analysis.fit import Fit, Refusal, Term, fit_run
+from kvbench.analysis.fit import Fit, Refusal, Term
 from kvbench.analysis.frame import CASE_FIELDS, main_group, main_pools, timed
 from kvbench.analysis.verdict import LEAST_R_SQUARED, cpu_verdicts, device_verdicts
 from kvbench.cases import ONCE_A_STEP
@@ -48,9 +49,8 @@ def _fit_line(fit: Fit | Refusal) -> tuple[str, ...]:
     )
 
 
-def fit_table(frame: pd.DataFrame, op: str) -> Table | None:
-    """The model of each strategy of an op; None if nothing of it was timed."""
-    fits = fit_run(frame, op)
+def fit_table(op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
+    """The model of each strategy of an op, as `fit.fit_run` has them; None if there is none."""
     if not fits:
         return None
     return Table(
@@ -75,9 +75,8 @@ _UNCOUNTED = (
 )
 
 
-def refusals_table(frame: pd.DataFrame, op: str) -> Table | None:
+def refusals_table(frame: pd.DataFrame, op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
     """The strategies that were timed and that the run can't fit, and why; None if it fits all."""
-    fits = fit_run(frame, op)
     rows = [(fit.name, fit.reason) for fit in fits if isinstance(fit, Refusal)]
     runs = timed(frame[(frame["op"] == op) & (frame["tokens"] > 0)])
     known = {fit.name for fit in fits}
@@ -116,7 +115,7 @@ def crossover_table(frame: pd.DataFrame, op: str) -> Table | None:
     )
 
 
-def verdict_table(frame: pd.DataFrame, op: str) -> Table | None:
+def verdict_table(frame: pd.DataFrame, op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
     """What bounds each strategy by seq_len in the run's main setting; None if it isn't known."""
     runs = main_pools(timed(frame[frame["op"] == op]))
     if runs.empty:
@@ -128,12 +127,12 @@ def verdict_table(frame: pd.DataFrame, op: str) -> Table | None:
         of_op = frame[(frame["op"] == op) & (frame["status"] == "ok") & (frame["phase"] == "run")]
         verdicts = runs.merge(device_verdicts(of_op), on=[*CASE_FIELDS, "strategy"])
     else:
-        fits = {
+        good = {
             fit.name: fit
-            for fit in fit_run(frame, op)
+            for fit in fits
             if isinstance(fit, Fit) and fit.r_squared >= LEAST_R_SQUARED
         }
-        verdicts = runs.assign(verdict=cpu_verdicts(runs, fits))
+        verdicts = runs.assign(verdict=cpu_verdicts(runs, good))
     if verdicts.empty or verdicts["verdict"].isna().all():
         return None
     _, rows = main_group(verdicts, ("seq_len",))

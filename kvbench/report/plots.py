@@ -267,17 +267,3 @@ def most_telling(found: Sequence[Sketch], most_panels: int = MOST_PANELS) -> lis
     panels = itertools.accumulate(found[i].panels + 1 for i in order)
     fit = sum(total <= most_panels for total in panels)
     return [found[i] for i in sorted(order[: max(fit, 1)])]
-
-
-def figures(frame: pd.DataFrame, info: RunInfo) -> Iterator[tuple[str, Figure]]:
-    """Every figure of a run.
-
-    Args:
-        frame: The rows of a run.
-        info: What holds for all of them.
-
-    Yields:
-        A file name without its ending, and the figure.
-    """
-    for sketch in sketches(frame, info):
-        yield sketch.name, sketch.draw()

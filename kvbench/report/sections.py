@@ -201,11 +201,13 @@ def _crossovers(frame: pd.DataFrame) -> Section | None:
 
 def _why(frame: pd.DataFrame) -> Section | None:
     parts: list[Part] = []
+    verdicts: list[Part] = []
     for op in OPS:
-        if any(isinstance(fit, Fit) for fit in fit_run(frame, op)):
+        fits = fit_run(frame, op)
+        if any(isinstance(fit, Fit) for fit in fits):
             parts.append(Chart("breakdown", op))
-        parts += _tables(fit_table(frame, op), refusals_table(frame, op))
-    verdicts = _tables(*(verdict_table(frame, op) for op in OPS))
+        parts += _tables(fit_table(op, fits), refusals_table(frame, op, fits))
+        verdicts += _tables(verdict_table(frame, op, fits))
     return _section(
         "why",
         "Why: the fitted model",
