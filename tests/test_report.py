@@ -366,6 +366,13 @@ def test_figures_of_other_settings_have_names_that_say_them():
     ]
 
 
+def test_an_attention_is_held_against_the_loop_that_gathers_for_it():
+    rows = sweep_rows(op="attend", strategies=("sdpa_loop", "native"))
+    assert "attend-speedup" in figures_of(rows)
+    others = sweep_rows(op="attend", strategies=("sdpa_indexing", "native"))
+    assert "attend-speedup" not in figures_of(others)
+
+
 def test_speed_ups_are_drawn_as_they_are():
     rows = [
         *(result("write.loop", [8e-6] * 5, seq_len=n) for n in (1, 8)),

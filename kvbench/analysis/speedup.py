@@ -1,9 +1,19 @@
 """Speed-up over a reference strategy, from the ratios within each round."""
 
+from collections.abc import Collection
+
 import pandas as pd
 
 from kvbench.analysis.frame import CASE_FIELDS, timed
 from kvbench.analysis.statistics import ratio_interval
+
+_LOOPS = ("loop", "sdpa_loop", "loop+sdpa_loop")
+"""The loop over tokens, and what is made of it."""
+
+
+def loop_of(op: str, strategies: Collection[str]) -> str | None:
+    """The strategy of an op that speed-ups are over, its loop; None where it is not among these."""
+    return next((name for name in (f"{op}.{loop}" for loop in _LOOPS) if name in strategies), None)
 
 
 def comparable(frame: pd.DataFrame, reference: str, clock: str = "wall") -> pd.DataFrame:

@@ -16,7 +16,7 @@ from kvbench.analysis.breakdown import broken_down
 from kvbench.analysis.fastest import fastest
 from kvbench.analysis.frame import CASE_FIELDS, main_group, timed
 from kvbench.analysis.gathering import beside_gathering
-from kvbench.analysis.speedup import speedups
+from kvbench.analysis.speedup import loop_of, speedups
 from kvbench.analysis.steps import PARTS, split, throughput
 from kvbench.cases import (
     DEFAULTS,
@@ -36,8 +36,6 @@ _HELD = tuple("queries_per_kv_head" if name == "num_heads" else name for name in
 """num_heads follows num_kv_heads in most sweeps; what is held is their quotient."""
 _ALWAYS_SAID = ("batch", "block_size", "num_kv_heads", "head_dim", "dtype", "layout", "block_order")
 """Fields that a reader has to know even where they have their default."""
-_LOOPS = ("loop", "sdpa_loop", "loop+sdpa_loop")
-"""The loop over tokens, and what is made of it."""
 
 
 def payload(run: Run, frame: pd.DataFrame, layers: int) -> Json:
@@ -181,8 +179,7 @@ def _reference(runs: pd.DataFrame, op: str) -> str | None:
     counts = runs["strategy"].value_counts()
     if counts.empty:
         return None
-    loops = [name for name in (f"{op}.{loop}" for loop in _LOOPS) if name in counts.index]
-    return loops[0] if loops else str(min(counts[counts == counts.max()].index))
+    return loop_of(op, set(counts.index)) or str(min(counts[counts == counts.max()].index))
 
 
 def _setting(runs: pd.DataFrame, fields: Iterable[str]) -> Json:

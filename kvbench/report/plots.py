@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kvbench.analysis.speedup import comparable, speedups
+from kvbench.analysis.speedup import comparable, loop_of, speedups
 from kvbench.cases import OPS, WHOLE_STEPS
 from kvbench.report import (
     bandwidth,
@@ -28,7 +28,7 @@ from kvbench.report.panels import Outline, Page, outlines
 from kvbench.report.style import styled
 from kvbench.results import RunInfo
 
-MOST_PANELS = 100
+MOST_PANELS = 105
 """Of the figures that a run draws unasked, each with one more for what is around its panels: a
 panel takes some 0.1 s to draw and save."""
 
@@ -149,8 +149,8 @@ def _over_seq_len(words: _Words, rows: pd.DataFrame) -> Iterator[Sketch]:
             lambda page: bandwidth.bandwidth_figure(page, op, clock, info),
             lambda page: bandwidth.bandwidth_alt(page, op, clock),
         )
-    reference = f"{op}.loop"
-    if reference in set(rows["strategy"]):
+    reference = loop_of(op, set(rows["strategy"]))
+    if reference is not None:
 
         def paired(page: Page) -> Page:
             return dataclasses.replace(page, rows=speedups(page.rows, reference, clock))

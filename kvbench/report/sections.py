@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pandas as pd
 
 from kvbench.analysis.fit import Fit, fit_run
-from kvbench.cases import OPS
+from kvbench.analysis.speedup import loop_of
+from kvbench.cases import OPS, WHOLE_STEPS
 from kvbench.report.answer import answer_table, answers, basis, sentences
 from kvbench.report.attention import gather_table
 from kvbench.report.claims import claims_table
@@ -39,14 +40,15 @@ logarithmic. Where a line is flat, a call costs what it takes to get work starte
 number of tokens; where it rises with a slope of one, time goes with the tokens. The dashed line is
 the same bytes at the speed of the best plain copy on this device."""
 _SPEEDUP = """\
-How many times faster than the loop each strategy is: the median of the ratios within rounds, in
-which all of them met the same machine, with its 95 % interval. Under 1 it is slower."""
+How many times faster than its op's loop each strategy is: the median of the ratios within rounds,
+in which all of them met the same machine, with its 95 % interval. Under 1 it is slower."""
 _BANDWIDTH = """\
 The bytes that any way must move, each read once and written once, over the median time. The dashed
 line is the best plain copy on this device; more is expected where the bytes fit a cache."""
 _FASTEST = """\
 Which strategy makes the cheapest step at each size, and how many times as long the next one takes.
-Where both can't be told apart, the cell says so: its interval has 1 in it."""
+Where both can't be told apart, the cell says so: its interval has 1 in it. What an engine can't use
+is taken out of the race by `kvbench report RUN --without PATTERN`."""
 _LAYERS = """\
 What a strategy prepares once a step (a slot mapping, a table on the device) is paid once, a run in
 every layer. The curves are (prepare + L x run) / L: where one falls, the preparing is still to be
@@ -153,7 +155,7 @@ def _charts(
         own = ok[ok["op"] == op]
         if kind == "launch-overhead" and op == "step":
             continue  # its curves are tokens per second
-        if kind == "speedup" and (op == "step" or f"{op}.loop" not in set(own["strategy"])):
+        if kind == "speedup" and (op in WHOLE_STEPS or loop_of(op, set(own["strategy"])) is None):
             continue
         if kind == "layers" and "prepare" not in set(own["phase"]):
             continue  # where nothing is prepared all lines are flat
