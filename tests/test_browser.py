@@ -129,7 +129,9 @@ class Opened:
     _address: str = ""
 
     def __post_init__(self):
+        # What a machine with other work may take.
         self.page.set_default_timeout(20_000)
+        expect.set_options(timeout=20_000)
         self.page.on("console", lambda message: self.faults.append(f"console: {message.text}"))
         self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
         self.page.on("request", self._requested)
