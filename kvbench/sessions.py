@@ -1,5 +1,6 @@
 """Whether sessions belong together: runs that are resumed, merged or compared. Torch-free."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def _unlike(name: str, pairs: Iterable[tuple[object, object]]) -> list[str]:
 def merge(folder: Path, runs: Sequence[Run], command: str, *, mixed: bool) -> RunInfo:
     """Write the rows of several runs, the shards of a sweep, as one run.
 
-    Each run is a session of it, so that a row still tells which machine measured it.
+    Each session of each run is one of its own, so that a row still tells which machine measured it.
 
     Args:
         folder: Where to; empty or new.
@@ -135,7 +136,11 @@ def merge(folder: Path, runs: Sequence[Run], command: str, *, mixed: bool) -> Ru
     first = runs[0]
     owner: dict[tuple[object, str], int] = {}
     for number, run in enumerate(runs):
-        found = differences(first.info.environment, run.info.environment, same_device=False)
+        found = [
+            each
+            for environment in _environments(run.info)
+            for each in differences(first.info.environment, environment, same_device=False)
+        ]
         found += differing_limits(first.info, run.info)
         if found and not mixed:
             raise StoreError(
@@ -149,23 +154,22 @@ def merge(folder: Path, runs: Sequence[Run], command: str, *, mixed: bool) -> Ru
                     f"runs {str(runs[other].folder)!r} and {str(run.folder)!r} both have rows of "
                     f"{row.strategy} in one case ({row.case.label()}); expected shards of one sweep"
                 )
-    with RunWriter(folder, _base(first.info, command)) as writer:
+    info = dataclasses.replace(first.info, command=command, resumptions=())
+    with RunWriter(folder, info) as writer:
         for number, run in enumerate(runs):
-            if number:
-                writer.begin_session(
-                    Resumption(
-                        created=run.info.created,
-                        command=run.info.command,
-                        environment=run.info.environment,
-                        copy_bandwidth=run.info.copy_bandwidth,
-                        findings=run.info.findings,
-                    )
-                )
+            begun = [writer.begin_session(_as_later(run.info)) if number else 0]
+            begun += map(writer.begin_session, run.info.resumptions)
             for row in run.results:
-                writer.append(row)
+                writer.append(row, session=begun[row.session])
         return writer.info
 
 
-def _base(info: RunInfo, command: str) -> RunInfo:
-    fields = {name: getattr(info, name) for name in info.__dataclass_fields__}
-    return RunInfo(**{**fields, "command": command, "resumptions": ()})
+def _as_later(info: RunInfo) -> Resumption:
+    """The first session of a run as one of another run."""
+    return Resumption(
+        created=info.created,
+        command=info.command,
+        environment=info.environment,
+        copy_bandwidth=info.copy_bandwidth,
+        findings=info.findings,
+    )

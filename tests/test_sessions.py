@@ -9,8 +9,9 @@ from made import contents, environment, run_folder, run_info, sweep_rows
 
 from kvbench.axes import Axes
 from kvbench.errors import InputError, StoreError
+from kvbench.results import Resumption
 from kvbench.sessions import differences, differing_limits, merge
-from kvbench.store import load
+from kvbench.store import RunWriter, load
 from kvbench.sweep.order import shard_of
 
 CASES = Axes.parse(["seq_len=1:20:+1"]).expand()
@@ -62,6 +63,39 @@ def test_merged_shards_have_all_rows_and_each_says_which_machine_it_is_from(shar
     (second,) = info.resumptions
     assert second.environment.gpu["uuid"] == "GPU-1"
     assert second.command == "kvbench run --shard 2/2"
+
+
+def test_a_shard_that_was_resumed_brings_its_sessions(shards, tmp_path):
+    folder = shards[0].folder
+    later = environment(device="cuda:7", gpu={"uuid": "GPU-7", "driver": "580"})
+    writer, _ = RunWriter.resume(folder)
+    with writer:
+        writer.begin_session(
+            Resumption(created="2026-01-02T00:00:00+00:00", command="again", environment=later)
+        )
+        for row in sweep_rows((32,)):
+            writer.append(row)
+    resumed = load(folder)
+    last = environment(device="cuda:9", gpu={"uuid": "GPU-9", "driver": "580"})
+    third = load(run_folder(tmp_path / "third", sweep_rows((128,)), environment=last))
+    merge(tmp_path / "all", [shards[1], resumed, third], "", mixed=False)
+    run = load(tmp_path / "all")
+    assert [each.environment.gpu["uuid"] for each in run.info.resumptions] == [
+        "GPU-0",
+        "GPU-7",
+        "GPU-9",
+    ]
+    sessions = {row.case.seq_len: row.session for row in run.results}
+    assert sessions == {64: 0, 1: 1, 8: 1, 32: 2, 128: 3}
+
+
+def test_a_shard_that_was_resumed_elsewhere_is_of_another_kind_too(shards, tmp_path):
+    writer, _ = RunWriter.resume(shards[1].folder)
+    with writer:
+        other = environment(torch="2.9.0", gpu={"driver": "580"})
+        writer.begin_session(Resumption(created="", command="", environment=other))
+    with pytest.raises(StoreError, match=r"torch '2\.13\.0' \(here '2\.9\.0'\)"):
+        merge(tmp_path / "all", [shards[0], load(shards[1].folder)], "", mixed=False)
 
 
 def test_shards_are_left_as_they_are(shards, tmp_path):
