@@ -17,7 +17,7 @@ from kvbench.units import format_bandwidth, format_bytes, format_seconds_interva
 _TOKENS = 512
 """The size that the series makes its claims for."""
 
-_CLAIM = ("claim", "measured", "so")
+_CLAIM = ("claim", "what the run says", "so")
 
 
 def claims_table(frame: pd.DataFrame, info: RunInfo) -> Table:
