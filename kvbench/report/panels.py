@@ -235,6 +235,11 @@ def provenance(info: RunInfo, clock: str) -> str:
     )
 
 
+def by_clock(title: str, clock: str) -> str:
+    """A title that says which clock is meant; of the wall's, as of most figures, it is not said."""
+    return title if clock == "wall" else f"{title}, {clock} clock"
+
+
 def launches_label(points: pd.DataFrame) -> str:
     """How a line's launches are written behind its name: "7", "2/token"; "" if not known."""
     launches, tokens = points["launches"], points["tokens"]
@@ -389,13 +394,14 @@ def _names(panel: Panel, ends: Ends) -> list[_Name]:
 def _place(panel: Panel, names: Sequence[_Name]) -> None:
     """Move names apart where they overlap, within the panel, and tie each to its line."""
     height_in = panel.get_window_extent().height / panel.figure.dpi
-    gap = min(label_in() / height_in, 1 / max(len(names) - 1, 1))
+    # Of the lowest name half a gap is above the axis, of the highest a quarter below the top.
+    gap = min(label_in() / height_in, 1 / (len(names) - 0.25)) if names else 0.0
     heights = spread([name.y for name in names], gap)
     ceiling = 1.0 - gap / 4  # above it a name would be in the title
     for i in reversed(range(len(heights))):
         heights[i] = min(heights[i], ceiling)
         ceiling = heights[i] - gap
-    floor = 0.0  # below it a name would be among the ticks
+    floor = gap / 2  # below it a name would be struck through by the axis
     for i, height in enumerate(heights):
         heights[i] = max(height, floor)
         floor = heights[i] + gap
