@@ -130,6 +130,8 @@ def fastest_figure(page: Cells, op: str, info: RunInfo) -> Figure:
     if left_out:
         footnote += f" {left_out} of {left_out + len(seq_lens)} values of seq_len are left out."
     panels = page.panels or (None,)
+    if page.rows["seq_len"].isin(seq_lens).sum() < len(panels) * len(values) * len(seq_lens):
+        footnote += " Empty: fewer than two strategies were timed."
     height = len(panels) * (_PANEL_FRAME_IN + len(values) * _CELL_IN) + _AXIS_IN
     rows = page.rows[page.rows["seq_len"].isin(seq_lens)]
     names = list(dict.fromkeys([*rows["winner"], *rows["runner_up"]]))
@@ -269,7 +271,7 @@ def _write(panel: Panel, at: tuple[float, float], name: str, said: str, behind: 
             said,
             transform=_beside(panel, _MARK_IN / 2),
             ha="center",
-            va="center_baseline",
+            va="center",
             fontsize=size,
             color=ink_on(behind),
         )
