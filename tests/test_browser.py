@@ -358,6 +358,25 @@ def test_speed_up_bandwidth_and_share_are_of_runs_alone(opened):
     assert lines(figure)["write.loop"]["y"][0] == pytest.approx(50)
 
 
+def test_what_moves_no_keys_and_values_is_not_held_against_a_copy(opened):
+    page = opened("gpu")
+    figure = chart(page, "write-launch-overhead")
+    dashed = "plot => plot.data.some((trace) => trace.line?.dash === 'dash')"
+    assert figure.locator(".plot").evaluate(dashed)
+    expect(figure.locator(".note")).to_contain_text("prepare, once a step. Dashed")
+    choose(figure, "Clock", "enqueue")
+    assert not figure.locator(".plot").evaluate(dashed)
+    expect(figure.locator(".note")).not_to_contain_text("Dashed")
+    # Nor is there a bandwidth of handing work over.
+    choose(figure, "Show", "bandwidth")
+    expect(figure.get_by_label("Clock")).to_have_value("wall")
+    clocks = figure.get_by_label("Clock").locator("option").all_text_contents()
+    assert clocks == ["wall", "device"]
+    figure = chart(page, "index-launch-overhead")
+    expect(figure.locator(".note")).to_contain_text("Dotted: prepare, before a step.")
+    expect(figure.locator(".note")).not_to_contain_text("Dashed")
+
+
 def test_a_step_costs_prepare_and_as_many_runs_as_are_asked_for(opened):
     figure = chart(opened("gpu"), "write-launch-overhead")
     choose(figure, "Phase", "a whole step of L layers")
@@ -444,6 +463,8 @@ def test_where_the_bytes_of_a_call_outgrow_the_cache_is_marked(opened):
     assert text == "fits 32.0 MiB cache"
     # 8 heads of 128 in bf16 move 8 KiB a token.
     assert 10**x == pytest.approx(4096)
+    # A line of the grid is at 4096 too, and would hide a mark below it.
+    assert figure.locator(".plot").evaluate("p => p.layout.shapes.map((s) => s.layer)") == ["above"]
     choose(figure, "Show", "speed-up over write.loop")
     assert not figure.locator(".plot").evaluate("p => p.layout.annotations")
 
@@ -613,6 +634,21 @@ def test_bars_of_strategies_lie_with_their_names_beside_them(opened):
         expect(figure.locator(".hoverlayer text").first).to_be_attached()
     choose(figure, "A bar for each", "num_layers")
     assert [trace["x"] for trace in traces(figure)] == [["1", "8"]] * 3
+
+
+def test_a_map_is_read_as_its_figure_is(opened):
+    page = opened("reference")
+    plot = chart(page, "step-fastest").locator(".plot")
+    # 1.1x would not tell it from twice as much.
+    assert "1.06x" in plot.evaluate("p => p.data[1].text")
+    ticks = plot.locator(".yaxislayer-above text, .ytick text").all()
+    heights = {tick.text_content(): tick.bounding_box()["y"] for tick in ticks}
+    assert heights["1"] < heights["8"]
+    note = chart(page, "read-fastest").locator(".note")
+    expect(note).to_contain_text("In a cell: how many times as long")
+    page.set_viewport_size(PHONE)
+    # There a cell has no room for a number.
+    expect(chart(page, "read-fastest").locator(".note")).to_contain_text("Told of a cell")
 
 
 def test_a_map_over_one_field_names_no_other(opened):
