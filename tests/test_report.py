@@ -239,8 +239,8 @@ def test_builtin_strategies_are_told_apart_by_colour_and_by_marker():
 def test_panels_say_what_they_show():
     figure = curve_of(sweep_rows(block_sizes=(16, 64), kv_heads=(1, 8)))
     assert [panel.get_title(loc="left") for panel in figure.axes] == [
-        "block size 16, 1 KV heads",
-        "block size 64, 1 KV heads",
+        "block size 16, 1 KV head",
+        "block size 64, 1 KV head",
         "block size 16, 8 KV heads",
         "block size 64, 8 KV heads",
     ]

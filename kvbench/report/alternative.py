@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from kvbench.report.panels import Page
+from kvbench.report.setting import kv_heads
 
 
 def of_lines(
@@ -34,8 +35,8 @@ def of_lines(
     over = {"block size": page.block_sizes, "KV heads": page.kv_heads}
     several = [name for name, values in over.items() if len(values) > 1]
     where = f"{_counted(count, 'panel')} by {' and '.join(several)}, " if several else ""
-    first = [f"{name} {over[name][0]}" for name in several]
-    which = f"of {' and '.join(first)} " if several else ""
+    first = {"block size": f"block size {block}", "KV heads": kv_heads(heads)}
+    which = f"of {' and '.join(first[name] for name in several)} " if several else ""
     lines = _counted(page.rows["strategy"].nunique(), "line")
     return (
         f"{what} over seq_len, {where}{lines} ({page.subtitle}): "

@@ -19,7 +19,7 @@ from kvbench.report.alternative import most_of
 from kvbench.report.frames import Key, framed, width_in
 from kvbench.report.palette import ink_on
 from kvbench.report.panels import chunks, named_settings, numbered, provenance
-from kvbench.report.setting import describe
+from kvbench.report.setting import describe, kv_heads
 from kvbench.report.style import line, look, styled
 from kvbench.results import RunInfo
 
@@ -143,7 +143,7 @@ def fastest_figure(page: Cells, op: str, info: RunInfo) -> Figure:
             own = rows if heads is None else rows[rows["num_kv_heads"] == heads]
             _draw(panel, own, page.axis, seq_lens, values)
             if heads is not None:
-                panel.set_title(f"{heads} KV heads", loc="left")
+                panel.set_title(kv_heads(heads), loc="left")
         axes[-1].set_xlabel("seq_len (tokens per sequence)")
     return figure
 

@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullFormatter,
 from kvbench.analysis.frame import settings_of, unusual
 from kvbench.report.frames import framed, renderer_of, width_in
 from kvbench.report.palette import legible
-from kvbench.report.setting import describe
+from kvbench.report.setting import describe, kv_heads
 from kvbench.report.style import line, look
 from kvbench.results import RunInfo
 
@@ -183,7 +183,7 @@ def make_panels(
             panel = panels[i][j]
             title = f"block size {block}"
             if not (page.rows["op"] == "index").all():  # it moves no heads
-                title += f", {heads} KV heads"
+                title += f", {kv_heads(heads)}"
             panel.set_title(title, loc="left")
             yield panel, block, heads
 
