@@ -38,6 +38,8 @@ from kvbench.store import load
 ROOT = Path(__file__).parents[1]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+A4 = {"width": 717, "height": 1046}
+"""What a browser has of a printed page, in its pixels."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,18 @@ def wide_tables() -> str:
         ("op", *(f"stopped: out of time or rounds {n}" for n in range(7))),
         tuple((op, *7 * ["1.00 ms"]) for op in ("read", "write")),
     )
-    made = Document("Tables", "", (Section("s", "S", (words, numbers)),))
+    fits = Table(
+        "Fits",
+        ("strategy", "a, per call", "b, per launch", "bandwidth", "R²", "median error", "cells"),
+        tuple(
+            (name, *cells, "27.4 (19.2 to 38.4) GB/s", "0.987", "11.1 %", "427")
+            for name, *cells in (
+                ("write.slot_mapping", "a + b: 13.9 (13.0 to 15.0) µs", "—"),
+                ("write.block_slices", "2.35 (1.09 to 3.29) µs", "4.57 (4.02 to 5.15) µs"),
+            )
+        ),
+    )
+    made = Document("Tables", "", (Section("s", "S", (words, numbers, fits)),))
     return html(made, run, to_frame(run.results), 32)
 
 
@@ -360,6 +373,25 @@ def test_speed_up_bandwidth_and_share_are_of_runs_alone(opened):
     assert lines(figure)["write.loop"]["y"][0] == pytest.approx(50)
 
 
+def test_what_moves_no_keys_and_values_is_not_held_against_a_copy(opened):
+    page = opened("gpu")
+    figure = chart(page, "write-launch-overhead")
+    dashed = "plot => plot.data.some((trace) => trace.line?.dash === 'dash')"
+    assert figure.locator(".plot").evaluate(dashed)
+    expect(figure.locator(".note")).to_contain_text("prepare, once a step. Dashed")
+    choose(figure, "Clock", "enqueue")
+    assert not figure.locator(".plot").evaluate(dashed)
+    expect(figure.locator(".note")).not_to_contain_text("Dashed")
+    # Nor is there a bandwidth of handing work over.
+    choose(figure, "Show", "bandwidth")
+    expect(figure.get_by_label("Clock")).to_have_value("wall")
+    clocks = figure.get_by_label("Clock").locator("option").all_text_contents()
+    assert clocks == ["wall", "device"]
+    figure = chart(page, "index-launch-overhead")
+    expect(figure.locator(".note")).to_contain_text("Dotted: prepare, before a step.")
+    expect(figure.locator(".note")).not_to_contain_text("Dashed")
+
+
 def test_a_step_costs_prepare_and_as_many_runs_as_are_asked_for(opened):
     figure = chart(opened("gpu"), "write-launch-overhead")
     choose(figure, "Phase", "a whole step of L layers")
@@ -446,6 +478,8 @@ def test_where_the_bytes_of_a_call_outgrow_the_cache_is_marked(opened):
     assert text == "fits 32.0 MiB cache"
     # 8 heads of 128 in bf16 move 8 KiB a token.
     assert 10**x == pytest.approx(4096)
+    # A line of the grid is at 4096 too, and would hide a mark below it.
+    assert figure.locator(".plot").evaluate("p => p.layout.shapes.map((s) => s.layer)") == ["above"]
     choose(figure, "Show", "speed-up over write.loop")
     assert not figure.locator(".plot").evaluate("p => p.layout.annotations")
 
@@ -617,6 +651,21 @@ def test_bars_of_strategies_lie_with_their_names_beside_them(opened):
     assert [trace["x"] for trace in traces(figure)] == [["1", "8"]] * 3
 
 
+def test_a_map_is_read_as_its_figure_is(opened):
+    page = opened("reference")
+    plot = chart(page, "step-fastest").locator(".plot")
+    # 1.1x would not tell it from twice as much.
+    assert "1.06x" in plot.evaluate("p => p.data[1].text")
+    ticks = plot.locator(".yaxislayer-above text, .ytick text").all()
+    heights = {tick.text_content(): tick.bounding_box()["y"] for tick in ticks}
+    assert heights["1"] < heights["8"]
+    note = chart(page, "read-fastest").locator(".note")
+    expect(note).to_contain_text("In a cell: how many times as long")
+    page.set_viewport_size(PHONE)
+    # There a cell has no room for a number.
+    expect(chart(page, "read-fastest").locator(".note")).to_contain_text("Told of a cell")
+
+
 def test_a_map_over_one_field_names_no_other(opened):
     page = opened("gpu")
     figure = chart(page, "step-fastest")
@@ -678,9 +727,17 @@ def test_a_table_of_long_words_and_headers_fits_a_page_and_is_cards_on_a_phone(o
     page = opened("tables")
     tables = page.locator("table.sortable")
     wider = "t => t.offsetWidth - t.parentElement.clientWidth"
-    assert [table.evaluate(wider) <= 0 for table in tables.all()] == [True, True]
+    assert [table.evaluate(wider) <= 0 for table in tables.all()] == [True, True, True]
+    # An interval is on one line and what is before it on another, at the most.
+    cell = tables.last.locator("td", has_text="a + b")
+    lines_of = "td => (td.clientHeight - 10) / parseFloat(getComputedStyle(td).lineHeight)"
+    assert round(cell.evaluate(lines_of)) <= 2
+    page.set_viewport_size(A4)
+    page.emulate_media(media="print")
+    assert [table.evaluate(wider) <= 0 for table in tables.all()] == [True, True, True]
+    page.emulate_media(media="screen")
     page = opened("tables", size=PHONE)
-    words, numbers = tables.all()
+    words, numbers, _ = tables.all()
     assert words.evaluate(wider) <= 0
     expect(words.locator("thead")).to_be_hidden()
     expect(numbers.locator("thead")).to_be_visible()

@@ -2,15 +2,19 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
 from made import result, run_info, sweep_rows
+from made_report import attend_rows
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
@@ -157,6 +161,94 @@ def test_a_flaw_is_found(monkeypatch):
     assert len(found) == 2
     assert "'far out' is cut off" in found[0]
     assert "'one' and 'other' overlap" in found[1]
+
+
+def drawn_of(rows, name: str, style="docs"):
+    found = {sketch.name: sketch for sketch in sketches(to_frame(rows), run_info())}
+    return found[name].draw(style), found[name].alt
+
+
+def test_the_name_of_the_lowest_line_is_above_the_axis(monkeypatch):
+    # Several that end low, on a figure without a copy below them.
+    times = {"a": (9e-6, 4.5e-6), "b": (8e-6, 4.2e-6), "loop": (1e-2, None)}
+    rows = [
+        result(f"write.{family}", [seconds] * 5, phase=phase, clock="enqueue", seq_len=n)
+        for family, pair in times.items()
+        for phase, seconds in zip(("run", "prepare"), pair, strict=True)
+        for n in (1, 64)
+        if seconds
+    ]
+    figure, _ = drawn_of(rows, "write-launch-overhead-enqueue")
+    (panel,) = figure.axes
+    boxes = [box for text, box in words_of(figure, monkeypatch) if text == "prepare"]
+    assert boxes
+    assert all(box.y0 >= panel.get_window_extent().y0 - SLACK for box in boxes)
+
+
+def test_what_moves_no_keys_and_values_is_not_held_against_a_copy():
+    rows = sweep_rows()
+    rows += [replace(row, clock="enqueue") for row in rows] + sweep_rows(op="index")
+    said = {}
+    for name in ("write-launch-overhead", "write-launch-overhead-enqueue", "index-launch-overhead"):
+        figure, _ = drawn_of(rows, name)
+        names = [text.get_text() for text in figure.axes[0].texts]
+        said[name] = (
+            any(text.startswith("copy") for text in names),
+            "Dashed" in caption_of(figure),
+        )
+    assert said["write-launch-overhead"] == (True, True)
+    assert said["write-launch-overhead-enqueue"] == said["index-launch-overhead"] == (False, False)
+
+
+def test_another_clock_than_the_wall_s_is_in_the_title():
+    rows = [*sweep_rows(), *attend_rows()]
+    rows += [replace(row, clock="device") for row in rows]
+    for name in (
+        "write-launch-overhead",
+        "write-bandwidth",
+        "write-speedup",
+        "attend-gather-share",
+    ):
+        titles = [
+            caption_of(drawn_of(rows, f"{name}{clock}")[0]).splitlines()[0]
+            for clock in ("", "-device")
+        ]
+        assert titles[1] == f"{titles[0]}, device clock"
+
+
+def test_a_sentence_is_of_the_panel_that_it_names():
+    rows = [
+        result(f"write.{family}", [factor * 1e-5] * 5, seq_len=n, block_size=block)
+        for n in (1, 64)
+        for family, block, factor in (("a", 16, 1), ("b", 16, 2), ("a", 64, 4), ("b", 64, 0.5))
+    ]
+    _, alt = drawn_of(rows, "write-launch-overhead")
+    assert "2 panels by block size, 2 lines" in alt
+    assert "of block size 16 lowest is at seq_len 1 write.a with 10.0 µs" in alt
+
+
+def test_a_legend_has_as_few_lines_as_have_room():
+    def lines(count):
+        keys = [Line2D([], [], label=f"strategy {number}") for number in range(count)]
+        with styled():
+            figure = framed("T", "S", "F", 2.0, keys)
+        (legend,) = figure.legends
+        FigureCanvasAgg(figure).draw()
+        return sorted(
+            Counter(round(text.get_window_extent().y0) for text in legend.get_texts()).values()
+        )
+
+    assert lines(6) == [6]
+    # As even as can be: a single name would begin a line of its own.
+    assert lines(9) == [4, 5]
+
+
+def test_an_empty_cell_is_explained_where_there_is_one():
+    rows = [row for block in (16, 64) for row in sweep_rows(block_sizes=(block,), seq_lens=(1, 8))]
+    figure, _ = drawn_of(rows, "write-fastest")
+    assert "Empty" not in caption_of(figure)
+    figure, _ = drawn_of([*rows, *sweep_rows(seq_lens=(64,))], "write-fastest")
+    assert "Empty: fewer than two strategies were timed." in caption_of(figure)
 
 
 UNITS = {

@@ -104,6 +104,18 @@ def test_the_figure_has_a_panel_per_batch_and_bars_as_high_as_their_times():
     assert texts == ["gather", "attention over the copies", "native"]
 
 
+def test_an_interval_is_shown_whole():
+    uneven = [
+        each * factor for each, factor in zip(times(1e-2), (1, 1, 1, 1.9, 1.9, 1.9), strict=True)
+    ]
+    fields = {"seq_len": 128, "num_heads": 32, "lengths": "equal"}
+    rows = [row for row in rows_of() if row.strategy != "attend.native"]
+    (page,) = pages(to_frame([*rows, result("attend.native", uneven, **fields)]), "wall")
+    (panel,) = gather_share_figure(page, "wall", run_info()).axes
+    reached = 100 * page.rows["ratio_high"].max()
+    assert 1.08 * 145 < reached < panel.get_ylim()[1]
+
+
 def test_other_settings_have_figures_of_their_own_and_every_figure_its_name():
     rows = [*rows_of(), *rows_of(seq_len=512), *rows_of(dtype="fp32"), *rows_of(batch=2)]
     found = {page.name: page for page in pages(to_frame(rows), "wall")}

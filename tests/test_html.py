@@ -259,6 +259,22 @@ def test_a_pair_of_names_may_be_broken_and_reads_the_same():
     assert "<i>+j" in page.text
 
 
+def test_an_interval_and_a_number_keep_their_units_on_their_line():
+    text = "a + b: 13.9 (13.0 to 15.0) µs"
+    page = page_with(
+        Table("T", ("strategy", "a", "b"), (("loop, 79.2 µs", text, "4.34x (4.33 to 4.35)"),))
+    )
+    assert text in page.text
+    found = html(
+        Document("T", "", (Section("s", "S", (Table("T", ("a",), ((text,), ("5 of 9 %",))),)),)),
+        run_of(sweep_rows()),
+        to_frame(sweep_rows()),
+        32,
+    )
+    assert '<td>a + b: 13.9 <span class="whole">(13.0 to 15.0) µs</span></td>' in found
+    assert '5 of <span class="whole">9 %</span>' in found
+
+
 def test_only_a_table_that_has_no_room_on_a_phone_is_cards():
     numbers = Table("T", ("strategy", "64"), (("write.loop", "1.00 ms"), ("", "2.00 ms")))
     words = Table("U", ("op", "", "why"), (("read", "a", "w" * 50), ("", "", "too")))

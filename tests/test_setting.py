@@ -69,6 +69,15 @@ def test_the_usual_case_in_full():
     assert describe(shared) == "block size 16, 8 KV heads, bf16, batch 1"
 
 
+def test_one_head_is_no_heads_and_thousands_have_commas():
+    shared = shared_of(num_heads=1, num_kv_heads=1, seq_len=4096)
+    for name in ("op", "num_heads"):
+        del shared[name]
+    said = describe(shared, ("seq_len",))
+    assert "1 KV head," in said
+    assert "seq_len 4,096" in said
+
+
 def test_the_main_pools_are_those_of_most_rows_and_of_the_usual_kind_where_that_ties():
     usual = sweep_rows()
     hnd = sweep_rows(layout="HND", seq_lens=(1, 8, 64, 512))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from kvbench.report.panels import Page
+from kvbench.report.setting import kv_heads
 
 
 def of_lines(
@@ -16,6 +17,8 @@ def of_lines(
     highest: bool = False,
 ) -> str:
     """Of a figure with a line for each strategy: who is lowest at its first panel's ends.
+
+    Of several panels it is said which that is: in the others another may be, or go lower.
 
     Args:
         what: What is drawn, over seq_len.
@@ -29,11 +32,15 @@ def of_lines(
     if rows.empty:
         rows = page.rows
     count = len(page.block_sizes) * len(page.kv_heads)
-    where = f"{_counted(count, 'panel')} by block size and KV heads, " if count > 1 else ""
+    over = {"block size": page.block_sizes, "KV heads": page.kv_heads}
+    several = [name for name, values in over.items() if len(values) > 1]
+    where = f"{_counted(count, 'panel')} by {' and '.join(several)}, " if several else ""
+    first = {"block size": f"block size {block}", "KV heads": kv_heads(heads)}
+    which = f"of {' and '.join(first[name] for name in several)} " if several else ""
     lines = _counted(page.rows["strategy"].nunique(), "line")
     return (
         f"{what} over seq_len, {where}{lines} ({page.subtitle}): "
-        f"{ends(rows, 'seq_len', column, words, highest=highest)}."
+        f"{which}{ends(rows, 'seq_len', column, words, highest=highest)}."
     )
 
 

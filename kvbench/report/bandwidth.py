@@ -10,6 +10,7 @@ from kvbench.report.curves import mark_cache
 from kvbench.report.panels import (
     Ends,
     Page,
+    by_clock,
     copy_key,
     draw_line,
     drawn_panels,
@@ -53,7 +54,7 @@ def bandwidth_figure(page: Page, op: str, clock: str, info: RunInfo) -> Figure:
         runs = sorted(set(timed(page.rows, "run", clock)["strategy"]))
         copy = f"copy, {format_bandwidth(info.copy_bandwidth.bytes_per_s)}"
         keys = [*map(key_of, runs), copy_key(copy)]
-        return drawn_panels(page, _title(op), footnote, keys, "GB/s", draw)
+        return drawn_panels(page, by_clock(_title(op), clock), footnote, keys, "GB/s", draw)
 
 
 def bandwidth_alt(page: Page, op: str, clock: str) -> str:

@@ -13,6 +13,7 @@ from kvbench.report.alternative import of_lines
 from kvbench.report.panels import (
     Ends,
     Page,
+    by_clock,
     copy_key,
     draw_line,
     drawn_panels,
@@ -43,7 +44,8 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
 
     Bands are the medians' intervals. Dotted lines are prepare, paid once a step rather than once a
     layer; of what a step does once, paid before it. The dashed line is the same bytes at the copy
-    bandwidth measured in the same run.
+    bandwidth measured in the same run, where a call moves K and V: an index does not, nor does
+    handing work over.
 
     Args:
         page: Rows of one op and clock, run and prepare.
@@ -53,27 +55,30 @@ def launch_overhead_figure(page: Page, op: str, clock: str, info: RunInfo) -> Fi
     """
     source = "/".join(sorted(page.rows["launches_source"].dropna().unique())) or "not known"
     when = "before a step" if op in ONCE_A_STEP else "once a step"
-    footnote = (
-        f"{provenance(info, clock)}; median with its 95 % interval. Dotted: prepare, {when}. "
-        "Dashed: the same bytes at copy speed."
-    )
+    footnote = f"{provenance(info, clock)}; median with its 95 % interval. Dotted: prepare, {when}."
+    moving = op not in ONCE_A_STEP and clock != "enqueue"
+    if moving:
+        footnote += " Dashed: the same bytes at copy speed."
     if page.rows.loc[page.rows["phase"] == "run", "launches"].notna().any():
         footnote += f" In brackets: what one call launches on a GPU, {source}."
 
     def draw(panel: Panel, block: int, heads: int) -> Ends:
-        return _draw(panel, page.of(block, heads), clock, info)
+        rows = page.of(block, heads)
+        ends = _draw(panel, rows, clock)
+        return [*ends, *(_draw_copy(panel, rows, info) if moving else ())]
 
     with styled():
-        keys = _keys(page, clock, info)
-        return drawn_panels(page, _title(op), footnote, keys, "µs per call", draw)
+        keys = _keys(page, clock)
+        if moving:
+            keys.append(copy_key(_copy(info)))
+        return drawn_panels(page, by_clock(_title(op), clock), footnote, keys, "µs per call", draw)
 
 
-def _keys(page: Page, clock: str, info: RunInfo) -> list[Line2D]:
+def _keys(page: Page, clock: str) -> list[Line2D]:
     runs = timed(page.rows, "run", clock).groupby("strategy", sort=True)
-    keys = [
+    return [
         key_of(str(name), str(name).partition(".")[2] + launches_label(own)) for name, own in runs
     ]
-    return [*keys, copy_key(_copy(info))]
 
 
 def _copy(info: RunInfo) -> str:
@@ -96,7 +101,7 @@ def _title(op: str) -> str:
     return _TITLES.get(op, f"{op}: time per call")
 
 
-def _draw(panel: Panel, rows: pd.DataFrame, clock: str, info: RunInfo) -> Ends:
+def _draw(panel: Panel, rows: pd.DataFrame, clock: str) -> Ends:
     ends: list[tuple[float, float, str, str]] = []
     for strategy, line in timed(rows, "run", clock).groupby("strategy", sort=True):
         points = line.sort_values("seq_len")
@@ -114,15 +119,20 @@ def _draw(panel: Panel, rows: pd.DataFrame, clock: str, info: RunInfo) -> Ends:
         panel.plot(x, y, color=own, linestyle=":", linewidth=1.2)
         if len(prepares) <= _MOST_NAMED_PREPARES:
             ends.append((x[-1], y[-1], "prepare", own))
-    floor = rows.drop_duplicates("seq_len").sort_values("seq_len")
-    if len(floor):
-        x = floor["seq_len"].to_numpy(dtype=float)
-        nbytes = floor["least_bytes"].to_numpy(dtype=float)
-        y = nbytes / info.copy_bandwidth.bytes_per_s * US
-        panel.plot(x, y, color=look().floor, linestyle="--", linewidth=1.1, zorder=1)
-        ends.append((x[-1], y[-1], _copy(info), look().floor))
-        mark_cache(panel, x, nbytes, info)
     return ends
+
+
+def _draw_copy(panel: Panel, rows: pd.DataFrame, info: RunInfo) -> Ends:
+    """The same bytes at copy speed, and where they outgrow the cache."""
+    sizes = rows.drop_duplicates("seq_len").sort_values("seq_len")
+    if sizes.empty:
+        return []
+    x = sizes["seq_len"].to_numpy(dtype=float)
+    nbytes = sizes["least_bytes"].to_numpy(dtype=float)
+    y = nbytes / info.copy_bandwidth.bytes_per_s * US
+    panel.plot(x, y, color=look().floor, linestyle="--", linewidth=1.1, zorder=1)
+    mark_cache(panel, x, nbytes, info)
+    return [(x[-1], y[-1], _copy(info), look().floor)]
 
 
 def mark_cache(

@@ -19,7 +19,7 @@ from kvbench.report.alternative import most_of
 from kvbench.report.frames import Key, framed, width_in
 from kvbench.report.palette import ink_on
 from kvbench.report.panels import chunks, named_settings, numbered, provenance
-from kvbench.report.setting import describe
+from kvbench.report.setting import describe, kv_heads
 from kvbench.report.style import line, look, styled
 from kvbench.results import RunInfo
 
@@ -130,6 +130,8 @@ def fastest_figure(page: Cells, op: str, info: RunInfo) -> Figure:
     if left_out:
         footnote += f" {left_out} of {left_out + len(seq_lens)} values of seq_len are left out."
     panels = page.panels or (None,)
+    if page.rows["seq_len"].isin(seq_lens).sum() < len(panels) * len(values) * len(seq_lens):
+        footnote += " Empty: fewer than two strategies were timed."
     height = len(panels) * (_PANEL_FRAME_IN + len(values) * _CELL_IN) + _AXIS_IN
     rows = page.rows[page.rows["seq_len"].isin(seq_lens)]
     names = list(dict.fromkeys([*rows["winner"], *rows["runner_up"]]))
@@ -141,7 +143,7 @@ def fastest_figure(page: Cells, op: str, info: RunInfo) -> Figure:
             own = rows if heads is None else rows[rows["num_kv_heads"] == heads]
             _draw(panel, own, page.axis, seq_lens, values)
             if heads is not None:
-                panel.set_title(f"{heads} KV heads", loc="left")
+                panel.set_title(kv_heads(heads), loc="left")
         axes[-1].set_xlabel("seq_len (tokens per sequence)")
     return figure
 
@@ -269,7 +271,7 @@ def _write(panel: Panel, at: tuple[float, float], name: str, said: str, behind: 
             said,
             transform=_beside(panel, _MARK_IN / 2),
             ha="center",
-            va="center_baseline",
+            va="center",
             fontsize=size,
             color=ink_on(behind),
         )

@@ -20,8 +20,6 @@ _POINTS_PER_IN = 72
 _LETTER = 0.56
 """Of DejaVu Sans: the mean width of a letter over the font's size, on the safe side."""
 _MARGIN_IN = 0.08
-_COLUMNS = 5
-"""The most of a legend."""
 
 
 def framed(
@@ -105,10 +103,11 @@ def _height_in(text: str, size_pt: float) -> float:
 
 
 def _add_legend(figure: Figure, keys: Sequence[Key]) -> float:
-    """Add a legend in as many columns as the figure's width has room for; its height in inches."""
+    """Add a legend on as few lines as the figure's width has room for; its height in inches."""
     renderer = renderer_of(figure)
     first = [key[0] if isinstance(key, tuple) else key for key in keys]
-    for columns in range(min(len(keys), _COLUMNS), 0, -1):
+    for lines in range(1, len(keys) + 1):
+        columns = math.ceil(len(keys) / lines)
         legend = figure.legend(
             handles=list(keys),
             labels=[str(key.get_label()) for key in first],

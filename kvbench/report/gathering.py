@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from kvbench.analysis.gathering import beside_gathering
 from kvbench.report.frames import framed
 from kvbench.report.palette import ink_on
-from kvbench.report.panels import chunks, named_settings, numbered, provenance
+from kvbench.report.panels import by_clock, chunks, named_settings, numbered, provenance
 from kvbench.report.setting import describe
 from kvbench.report.style import bar_of, look, part, styled
 from kvbench.results import RunInfo
@@ -87,7 +87,8 @@ def gather_share_figure(page: Shares, clock: str, info: RunInfo) -> Figure:
             Patch(**part("attention"), label="attention over the copies"),
             *(Patch(**bar_of(name), label=name.partition(".")[2]) for name in others),
         ]
-        figure = framed(_TITLE, page.subtitle, footnote, _HEIGHT_IN, keys)
+        title = by_clock(_TITLE, clock)
+        figure = framed(title, page.subtitle, footnote, _HEIGHT_IN, keys)
         panels = figure.subplots(1, len(page.batches), sharey=True, squeeze=False)[0]
         for panel, batch in zip(panels, page.batches, strict=True):
             _draw(panel, page.rows[page.rows["batch"] == batch], others)
@@ -95,7 +96,9 @@ def gather_share_figure(page: Shares, clock: str, info: RunInfo) -> Figure:
             panel.set_xlabel("seq_len (context); time of 100 %")
         panels[0].set_ylabel("time, % of gather + attention")
         highest = max(100.0, 100 * float(page.rows["ratio"].max()))
-        panels[0].set_ylim(0, 1.08 * highest)  # whatever an interval reaches up to
+        reached = 100 * float(page.rows["ratio_high"].max())
+        # An interval is shown whole, unless it would leave the bars no more than half.
+        panels[0].set_ylim(0, max(1.08 * highest, min(1.03 * reached, 2 * highest)))
     return figure
 
 

@@ -79,8 +79,10 @@ Where a name is in braces, it is the op's: its own, and that of the strategy tha
 _MARKDOWN = MarkdownIt("zero").enable(["emphasis", "backticks", "link", "list", "escape"])
 """What `document.Text` may have; HTML in it stays text."""
 
-_LONG_NUMBER = 24
-"""Characters of a cell of numbers that may be broken into lines."""
+_WHOLE = re.compile(
+    r"(\([^()]* to [^()]*\)(?: [%µ\w/]+)?|\b\d[\d.,]* (?:%|[nµm]?s|[kMGT]?i?B(?:/s)?)(?!\w))"
+)
+"""What stays on one line: an interval with its unit, a number with its own."""
 _LONG_TEXT = 40
 """Characters of a cell that has no room beside others on a phone: its row becomes a card."""
 _TEXT_COLUMNS = 4
@@ -211,7 +213,7 @@ def _table(table: Table) -> dict[str, Any]:
                 {
                     "html": _breakable(cell),
                     "number": number,
-                    "broken": number and (", " in cell or len(cell) > _LONG_NUMBER),
+                    "broken": number and (", " in cell or " (" in cell),
                     "label": label,
                     "above": above[place] if place < head else "",
                 }
@@ -230,8 +232,13 @@ def _table(table: Table) -> dict[str, Any]:
 
 
 def _breakable(text: str) -> Markup:
-    """Text that may be broken within a pair of names, "a+b"."""
-    return Markup("+<wbr>").join(re.split(r"(?<=\w)\+(?=\w)", text))
+    """Text that may be broken within a pair of names, "a+b", and not within what is `_WHOLE`."""
+    return Markup().join(
+        Markup('<span class="whole">{}</span>').format(part)
+        if place % 2
+        else Markup("+<wbr>").join(re.split(r"(?<=\w)\+(?=\w)", part))
+        for place, part in enumerate(_WHOLE.split(text))
+    )
 
 
 def _inline(markdown: str) -> Markup:

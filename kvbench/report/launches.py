@@ -39,7 +39,7 @@ def launches_table(frame: pd.DataFrame, op: str) -> Table | None:
                 sources = "/".join(sorted(set(by_size["launches_source"])))
                 lines.append((str(strategy), phase, *counts, sources))
     return Table(
-        f"{op}: what a call launches on a GPU ({describe(shared)})",
+        f"{op}: what a call launches on a GPU, by seq_len ({describe(shared)})",
         ("strategy", "phase", *(f"{n:,}" for n in sizes), "known by"),
         tuple(lines),
         "counted: by the profiler on this device. predicted: from the ops that the strategy sends "

@@ -113,7 +113,8 @@ def layers_figure(page: LayersPage, op: str, info: RunInfo) -> Figure:
     """
     footnote = (
         f"{provenance(info, 'wall')}; median over rounds with its 95 % interval. A line falls "
-        "where prepare, paid once a step, is shared by more layers; what prepares nothing is flat."
+        "where prepare, paid once a step, is shared by more layers; what prepares nothing is flat. "
+        "Each panel has a scale of its own."
     )
     costs = per_layer(page.rows)
     last = costs[costs["layers"] == LAYERS[-1]].groupby("strategy")["layer_s"].max()

@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullFormatter,
 from kvbench.analysis.frame import settings_of, unusual
 from kvbench.report.frames import framed, renderer_of, width_in
 from kvbench.report.palette import legible
-from kvbench.report.setting import describe
+from kvbench.report.setting import describe, kv_heads
 from kvbench.report.style import line, look
 from kvbench.results import RunInfo
 
@@ -183,7 +183,7 @@ def make_panels(
             panel = panels[i][j]
             title = f"block size {block}"
             if not (page.rows["op"] == "index").all():  # it moves no heads
-                title += f", {heads} KV heads"
+                title += f", {kv_heads(heads)}"
             panel.set_title(title, loc="left")
             yield panel, block, heads
 
@@ -233,6 +233,11 @@ def provenance(info: RunInfo, clock: str) -> str:
         f"{environment.device_name}, {environment.usable_cpus} CPUs, torch {environment.torch}, "
         f"{info.created[:10]}; {clock} clock, {info.cache} caches"
     )
+
+
+def by_clock(title: str, clock: str) -> str:
+    """A title that says which clock is meant; of the wall's, as of most figures, it is not said."""
+    return title if clock == "wall" else f"{title}, {clock} clock"
 
 
 def launches_label(points: pd.DataFrame) -> str:
@@ -389,13 +394,14 @@ def _names(panel: Panel, ends: Ends) -> list[_Name]:
 def _place(panel: Panel, names: Sequence[_Name]) -> None:
     """Move names apart where they overlap, within the panel, and tie each to its line."""
     height_in = panel.get_window_extent().height / panel.figure.dpi
-    gap = min(label_in() / height_in, 1 / max(len(names) - 1, 1))
+    # Of the lowest name half a gap is above the axis, of the highest a quarter below the top.
+    gap = min(label_in() / height_in, 1 / (len(names) - 0.25)) if names else 0.0
     heights = spread([name.y for name in names], gap)
     ceiling = 1.0 - gap / 4  # above it a name would be in the title
     for i in reversed(range(len(heights))):
         heights[i] = min(heights[i], ceiling)
         ceiling = heights[i] - gap
-    floor = 0.0  # below it a name would be among the ticks
+    floor = gap / 2  # below it a name would be struck through by the axis
     for i, height in enumerate(heights):
         heights[i] = max(height, floor)
         floor = heights[i] + gap

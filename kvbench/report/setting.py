@@ -1,5 +1,6 @@
 """What cases have in common, in words: nothing unusual is left out of a title."""
 
+import numbers
 from collections.abc import Mapping
 
 from kvbench.cases import DEFAULTS, OF_POOLS
@@ -24,6 +25,11 @@ _SAID = {"op", "block_size", "num_kv_heads", "dtype", "batch", "cache_dtype", "k
 _USUAL = {**DEFAULTS, "queries_per_kv_head": 1}
 
 
+def kv_heads(count: object) -> str:
+    """So many KV heads: "1 KV head", "8 KV heads"."""
+    return f"{count} KV head{'s' * (count != 1)}"
+
+
 def describe(shared: Mapping[str, object], always: tuple[str, ...] = ()) -> str:
     """Every field that rows share and that a reader has to know, as "bf16, batch 1, HND layout".
 
@@ -38,7 +44,7 @@ def describe(shared: Mapping[str, object], always: tuple[str, ...] = ()) -> str:
         parts.append(f"block size {shared['block_size']}")
     silent = {*OF_POOLS, "queries_per_kv_head"} if shared.get("op") == "index" else set()
     if "num_kv_heads" in shared and "num_kv_heads" not in silent:
-        parts.append(f"{shared['num_kv_heads']} KV heads")
+        parts.append(kv_heads(shared["num_kv_heads"]))
     if "dtype" not in silent:
         parts.append(str(shared["dtype"]))
     if shared["cache_dtype"] != "auto":
@@ -50,5 +56,6 @@ def describe(shared: Mapping[str, object], always: tuple[str, ...] = ()) -> str:
         if name in _SAID | silent or (name == "lengths" and shared.get("batch") == 1):
             continue
         if name in always or value != _USUAL[name]:
-            parts.append(_WORDS.get(name, f"{name} {{}}").format(value))
+            said = f"{value:,}" if isinstance(value, numbers.Integral) else value
+            parts.append(_WORDS.get(name, f"{name} {{}}").format(said))
     return ", ".join(parts)

@@ -8,6 +8,7 @@ from kvbench.report.alternative import of_lines
 from kvbench.report.panels import (
     Ends,
     Page,
+    by_clock,
     draw_line,
     drawn_panels,
     key_of,
@@ -47,7 +48,7 @@ def speedup_figure(page: Page, op: str, reference: str, clock: str, info: RunInf
     with styled():
         others = sorted(set(page.rows["strategy"]) - {reference})
         keys = [*map(key_of, others), key_of(reference, f"{reference} = 1")]
-        title = _title(op, reference)
+        title = by_clock(_title(op, reference), clock)
         return drawn_panels(page, title, footnote, keys, "times faster", draw)
 
 

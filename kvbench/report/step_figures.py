@@ -30,7 +30,7 @@ from kvbench.units import MICROSECONDS_PER_SECOND as US
 from kvbench.units import significant
 
 _RATES = "Decode steps of a model: tokens per second"
-_AMORTISED = "Decode steps of a model: what a step's index costs each layer"
+_AMORTISED = "Decode steps of a model: what prepare, write and attend take of each token and layer"
 _PARTS = ("prepare", "write", "attend")
 _LINES_IN = 3.0
 _COLUMNS = 4

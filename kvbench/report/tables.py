@@ -359,21 +359,19 @@ def untimed_table(frame: pd.DataFrame) -> Table | None:
 def _bounded(reasons: Counter[str]) -> list[tuple[str, int]]:
     """Reasons with their counts, the most frequent first, on so many lines at most.
 
-    Where there are more, those that differ in their numbers alone are put together first.
+    Those that differ in their numbers alone are put together.
     """
-    if len(reasons) > _MOST_REASONS:
-        alike: dict[str, list[str]] = {}
-        for reason in reasons:
-            alike.setdefault(_NUMBER.sub("#", reason), []).append(reason)
-        reasons = Counter(
-            {
-                first + (f" (and {len(more)} alike, of other numbers)" if more else ""): sum(
-                    reasons[reason] for reason in (first, *more)
-                )
-                for first, *more in alike.values()
-            }
-        )
-    found = reasons.most_common()
+    alike: dict[str, list[str]] = {}
+    for reason in reasons:
+        alike.setdefault(_NUMBER.sub("#", reason), []).append(reason)
+    found = Counter(
+        {
+            first + (f" (and {len(more)} alike, of other numbers)" if more else ""): sum(
+                reasons[reason] for reason in (first, *more)
+            )
+            for first, *more in alike.values()
+        }
+    ).most_common()
     if len(found) <= _MOST_REASONS:
         return found
     shown, others = found[: _MOST_REASONS - 1], found[_MOST_REASONS - 1 :]

@@ -66,6 +66,9 @@ kv.fastest = (() => {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
   }
 
+  // A ratio with as few digits as tell it from 1.
+  const times = (ratio) => `${ratio.toFixed(ratio >= 9.95 ? 0 : ratio >= 1.095 ? 1 : 2)}x`;
+
   function view(op, kind, state, look) {
     const found = of(op);
     const fields = fieldsOf(op, state);
@@ -134,7 +137,7 @@ kv.fastest = (() => {
       x: marked.map(({ x }) => label(columns[x])),
       y: marked.map(({ y }) => label(lines[y])),
       text: marked.map(({ i }) =>
-        found.tied[i] ? "≈" : small ? "" : `${units.significant(found.ratio[i], 2)}x`,
+        found.tied[i] ? "≈" : small ? "" : times(found.ratio[i]),
       ),
       textfont: {
         size: look.narrow ? 10 : 12,
@@ -166,9 +169,9 @@ kv.fastest = (() => {
           .filter(({ i }) => i !== undefined)
           .map(({ i, x }) => ({
             // A cell has no number for Plotly: it is found by its place.
-            hover: { curveNumber: 0, xval: x, yval: y },
+            hover: { curveNumber: 0, xval: x, yval: lines.length - 1 - y },
             x,
-            y,
+            y: lines.length - 1 - y,
             text: told(op, i, state).join("; "),
           })),
       })),
@@ -182,6 +185,8 @@ kv.fastest = (() => {
         },
         yaxis: {
           type: "category",
+          categoryorder: "array",
+          categoryarray: lines.map(label).reverse(), // the first above, as one reads
           showgrid: false,
           ticks: "",
           title: { text: axes.includes(state.rows) ? units.plain(state.rows) : "" },
@@ -207,7 +212,8 @@ kv.fastest = (() => {
         ]),
       },
       note:
-        `${filters.setting(op, fields, of(op).case, axes, state)}. Cost of a step: ${cost}. In a cell: how many times as long the ` +
+        `${filters.setting(op, fields, of(op).case, axes, state)}. Cost of a step: ${cost}. ` +
+        `${small ? "Told of a cell that is pointed at" : "In a cell"}: how many times as long the ` +
         "runner-up takes; ≈ where the interval of that includes 1. By the wall clock.",
       why: here.length
         ? ""

@@ -6,6 +6,14 @@ kv.lineContext = (() => {
   const { rows, cases } = run;
   const { US, GB } = units;
 
+  // Whether times are held against those of a copy: neither an index nor handing work over moves
+  // K and V.
+  const beside = (op, state) =>
+    state.y === "time" &&
+    ["run", "both"].includes(state.phase) &&
+    state.clock !== "enqueue" &&
+    !run.ops[op].once_a_step;
+
   // The same bytes at copy speed, or the copy's bandwidth.
   function traces(op, state, drawn, numeric, look) {
     const line = (x, y, text) => ({
@@ -18,7 +26,7 @@ kv.lineContext = (() => {
       line: { color: look.muted, width: 1.4, dash: "dash" },
     });
     if (!drawn.length || !numeric || state.x === "layers") return [];
-    if (state.y === "time" && ["run", "both"].includes(state.phase) && !run.ops[op].once_a_step) {
+    if (beside(op, state)) {
       const found = new Map();
       for (const point of drawn) {
         if (data.word("phase", point.row) === "run") {
@@ -69,7 +77,7 @@ kv.lineContext = (() => {
           x1: edge,
           y0: 0,
           y1: 1,
-          layer: "below",
+          layer: "above", // below it the grid would hide it
           line: dotted,
         },
       ],
@@ -82,6 +90,7 @@ kv.lineContext = (() => {
           yanchor: "top",
           showarrow: false,
           text: `fits ${units.bytes(run.cache_bytes)} cache`,
+          bgcolor: look.paper,
           font: { size: 11, color: look.muted },
         },
       ],
@@ -101,5 +110,5 @@ kv.lineContext = (() => {
     return low * (high / low) ** ((cache - from) / (to - from));
   }
 
-  return { traces, marks };
+  return { beside, traces, marks };
 })();

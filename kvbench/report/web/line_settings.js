@@ -23,7 +23,8 @@ kv.lineSettings = (() => {
     rate: { label: "tokens per second", axis: "tokens per second", log: true },
   };
   // What is known of a run alone: a prepare moves no K and V, and is not compared by itself.
-  const OF_RUNS = ["speedup", "bandwidth", "share", "rate"];
+  const OF_BYTES = ["bandwidth", "share"];
+  const OF_RUNS = ["speedup", "rate", ...OF_BYTES];
 
   function phases(op) {
     const found = new Set(
@@ -46,15 +47,15 @@ kv.lineSettings = (() => {
     return options;
   }
 
-  function clocks(op) {
-    return [
-      ...new Set(
-        data
-          .rowsOf(op)
-          .filter(data.ok)
-          .map((row) => data.word("clock", row)),
-      ),
-    ];
+  // Handing work over moves nothing: by its clock there is no bandwidth.
+  function clocks(op, y) {
+    const found = new Set(
+      data
+        .rowsOf(op)
+        .filter(data.ok)
+        .map((row) => data.word("clock", row)),
+    );
+    return [...found].filter((clock) => clock !== "enqueue" || !OF_BYTES.includes(y));
   }
 
   function ys(op) {
@@ -112,7 +113,7 @@ kv.lineSettings = (() => {
       xs(op).map(([name]) => name),
     );
     if (state.x === undefined) state.x = "seq_len";
-    one("clock", clocks(op));
+    one("clock", clocks(op, state.y));
     if (state.x === "layers" || state.y === "layer") {
       if (!["time", "layer"].includes(state.y)) state.y = "time";
       state.phase = "step";
@@ -176,7 +177,7 @@ kv.lineSettings = (() => {
         disabled: forced,
         why: forced ? "decided by what is shown" : "",
       },
-      { name: "clock", label: "Clock", options: clocks(op).map((clock) => [clock, clock]) },
+      { name: "clock", label: "Clock", options: clocks(op, state.y).map((clock) => [clock, clock]) },
       ...(hasLayers ? [{ name: "layers", label: "L, layers of a step", number: true }] : []),
       ...filters.controls(fields, numbers, state),
       ...(isNumeric(state.x)

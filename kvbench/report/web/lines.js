@@ -271,12 +271,14 @@ kv.lines = (() => {
       `${filters.setting(op, fields, numbers, free, state)}. By the ${state.clock} clock: median and its 95 % interval.`,
     ];
     if (state.y === "speedup") parts.push("Ratios within rounds; run alone, without prepare.");
-    if (state.phase === "both") parts.push("Dotted: prepare, once a step.");
+    if (state.phase === "both") {
+      parts.push(`Dotted: prepare, ${run.ops[op].once_a_step ? "before" : "once"} a step.`);
+    }
     if (state.phase === "step" && !run.ops[op].whole_step) {
       const layers = state.x === "layers" ? "L" : state.layers;
       parts.push(`A step is prepare + ${layers} × run; ends of the intervals are added.`);
     }
-    if (state.y === "time" && !run.ops[op].once_a_step && ["run", "both"].includes(state.phase)) {
+    if (kv.lineContext.beside(op, state)) {
       parts.push("Dashed, grey: the same bytes at copy speed.");
     }
     if (drawn.some((point) => !rows.resolved[point.row])) {
