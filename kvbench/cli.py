@@ -52,10 +52,14 @@ if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for
     import pandas as pd
     import torch
 
-    from kvbench.results import Result
+    from kvbench.results import Result, RunInfo
     from kvbench.strategies.base import Strategy
     from kvbench.sweep.cluster import Cluster
     from kvbench.sweep.runner import Plan
+
+
+_MOST_DOUBTS = 8
+"""Times to be doubted that a run prints; its report has all."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -240,6 +244,7 @@ def _forecast(plan: "Plan") -> None:
 def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 - run_sweep's own
     """Measure, with progress; say how it ended and how to go on."""
     from kvbench.analysis.remaining import Remaining
+    from kvbench.report.machine import busy
     from kvbench.sweep.runner import run_sweep
 
     started = time.monotonic()
@@ -250,8 +255,11 @@ def _sweep(plan: "Plan", folder: Path, **options: Any) -> None:  # noqa: ANN401 
             left_s = remaining.done(case)
             meter.advance(f"{case.op} seq_len={case.seq_len} batch={case.batch}", left_s)
 
-        def on_begin(missing: Sequence[Case]) -> None:
+        def on_begin(missing: Sequence[Case], info: "RunInfo") -> None:
             nonlocal remaining
+            said = busy(info)
+            if said:  # before minutes are spent, and once more beside the answer
+                say(f"WARNING: {said}")
             if len(missing) < len(plan.cases):
                 say(f"{len(missing)} of {len(plan.cases)} cases to measure")
             meter.expect(len(missing))
@@ -308,18 +316,18 @@ def _report(folders: Iterable[Path], layers: int) -> None:
     for folder in folders:
         done = load_run(folder)
         frame = _frame(done)
-        said = busy(done.info)
-        if said:
-            say(f"WARNING: {said}")
         _print_tables(frame, layers, markdown=False)
         _print_first_calls(frame, markdown=False)
         _print_untimed(frame)
-        doubts = doubt_table(frame)
+        doubts = doubt_table(frame, _MOST_DOUBTS)
         if doubts is not None:
             out.print(doubts.rich())
         say(environment_line(done.info))
         save_plots(done, frame, folder / PLOTS_FOLDER)
         found = answers(frame, layers)
+        said = busy(done.info)
+        if said:
+            say(f"\nWARNING: {said}")
         if found:
             say(f"\n{basis(found, layers)}:")
             say(f"{plain(sentences(found))}\n")
@@ -437,6 +445,7 @@ def rank(folder: Path, layers: int | None, left_out: tuple[str, ...], *, markdow
     """Print the ranking of a run: which strategy is fastest, and by how much."""
     done = load_run(folder, left_out)
     frame = _frame(done)
+    _say_busy(done, markdown=markdown)
     _print_tables(frame, layers or done.info.layers, markdown=markdown)
     _print_first_calls(frame, markdown=markdown)
     if not markdown:
@@ -471,7 +480,9 @@ def fit(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
     from kvbench.analysis.fit import fit_run
     from kvbench.report.explain import crossover_table, fit_table, refusals_table, verdict_table
 
-    frame = _frame(load_run(folder, left_out))
+    done = load_run(folder, left_out)
+    frame = _frame(done)
+    _say_busy(done, markdown=markdown)
     for op in OPS:
         fits = fit_run(frame, op)
         for table in (
@@ -493,6 +504,7 @@ def claims(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
     from kvbench.report.claims import claims_table
 
     done = load_run(folder, left_out)
+    _say_busy(done, markdown=markdown)
     show(claims_table(_frame(done), done.info), markdown=markdown)
 
 
@@ -736,6 +748,15 @@ def _frame(done: Run) -> "pd.DataFrame":
     from kvbench.analysis.frame import to_frame
 
     return to_frame(done.results)
+
+
+def _say_busy(run: Run, *, markdown: bool) -> None:
+    """What to know before tables of a run that began on a busy machine; nothing of another."""
+    from kvbench.report.machine import busy
+
+    said = busy(run.info)
+    if said:
+        say(f"**{said}**\n" if markdown else f"WARNING: {said}")
 
 
 def _say_wrong(frame: "pd.DataFrame") -> bool:

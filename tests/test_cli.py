@@ -22,9 +22,10 @@ from kvbench.axes import AXES, Axes, expand_all
 from kvbench.cases import CACHE_DTYPES, DTYPE_BYTES, KV_SCALES, LAYOUTS
 from kvbench.presets import CHECK_GRIDS, EXHAUSTIVE_GRIDS, PRESETS
 from kvbench.report import palette, plots, save, style
+from kvbench.results import Finding
 from kvbench.store import ROWS_FILE, RUN_FILE, load
 from kvbench.strategies import registry
-from kvbench.sweep import runner
+from kvbench.sweep import bench, runner
 from kvbench.timing import bandwidth
 
 ROOT = Path(__file__).parents[1]
@@ -807,6 +808,34 @@ def test_a_run_is_explained_and_held_against_the_claims(kvbench_, tmp_path):
     told = kvbench_("claims", folder, "--markdown")
     assert (told.code, told.err) == (0, "")
     assert "| “no extra copy” |" in told.out
+
+
+@pytest.mark.parametrize("command", ["rank", "fit", "claims"])
+def test_tables_of_a_run_that_began_on_a_busy_machine_say_so_first(kvbench_, tmp_path, command):
+    busy = Finding("Busy processes", "make 99%", "warning", "End them.")
+    folder = run_folder(tmp_path / "busy", sweep_rows(), findings=(busy,))
+    quiet = run_folder(tmp_path / "quiet", sweep_rows())
+    said = "This machine was busy when the run began (Busy processes: make 99%)"
+    assert kvbench_(command, folder).out.startswith(f"WARNING: {said}")
+    assert kvbench_(command, folder, "--markdown").out.startswith(f"**{said}")
+    assert said not in kvbench_(command, quiet).out
+
+
+def test_a_run_says_that_the_machine_is_busy_before_it_measures_and_beside_its_answer(
+    kvbench_, tmp_path, monkeypatch
+):
+    busy = Finding("Busy processes", "make 99%", "warning", "End them.")
+    monkeypatch.setattr(bench, "diagnose", lambda *_: (busy,))
+    folder = tmp_path / "run"
+    told = kvbench_(
+        "run", "-a", "op=write", "-a", "seq_len=1,2", "-s", "write.l*", "-o", folder, *QUICK
+    )
+    begin, measured, end = (told.out.partition("Measured in")[i] for i in range(3))
+    assert measured
+    warning = "WARNING: This machine was busy when the run began (Busy processes: make 99%)."
+    assert warning in begin
+    assert end.index(warning) < end.index("By the cost of a step of 32 layers (prepare once")
+    assert "━" not in end[end.index(warning) :], "no table is between them"
 
 
 def test_the_doctor_says_what_it_found_and_runs_the_trial(kvbench_):

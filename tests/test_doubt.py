@@ -78,6 +78,14 @@ def test_doubtful_times_are_told_with_how_to_measure_them_again():
     assert doubt_table(to_frame(sweep_rows())) is None
 
 
+def test_of_many_doubtful_times_a_terminal_has_those_that_are_contradicted_most():
+    rows = [row(8, 500), row(16, 900), row(32, 700), row(64, 2)]
+    table = doubt_table(to_frame(rows), 2)
+    assert [line[3] for line in table.rows] == ["op=write seq_len=16", "op=write seq_len=32"]
+    assert table.note.endswith("1 more are in the report.")
+    assert "more are in" not in doubt_table(to_frame(rows), 3).note
+
+
 def test_a_time_that_is_mostly_the_clock_s_own_contradicts_nothing():
     assert found(row(1, 3), unresolved(row(8, 1))) == []
     assert found(unresolved(row(1, 3)), row(8, 1)) == [("write.a", 1, 8, 3)]

@@ -200,3 +200,10 @@ def test_what_has_no_count_of_launches_is_said_not_to_be_fitted():
     (line,) = table.rows
     assert line[0] == "write.mine"
     assert "no count of its launches" in line[1]
+
+
+def test_strategies_that_are_not_fitted_for_one_reason_share_a_line():
+    rows = [result(name, [1e-5] * 5, seq_len=n) for name in ("write.b", "write.a") for n in (1, 2)]
+    frame = to_frame(rows)
+    table = refusals_table(frame, "write", fit_run(frame, "write"))
+    assert [line[0] for line in table.rows] == ["write.a, write.b"]

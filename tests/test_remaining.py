@@ -33,6 +33,18 @@ def test_after_the_first_tenth_the_rest_is_known(cases, seed):
     assert left == pytest.approx(sum(map(takes, order[tenth:])), rel=0.3)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_cases_that_a_busy_machine_makes_tens_of_times_as_long_count(seed):
+    order = in_order(CASES, seed)
+    noise = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    seconds = [takes(case) * noise.choice((1, 1, 30)) for case in order]
+    half = len(order) // 2
+    remaining = Remaining(order)
+    for case, took in zip(order[:half], seconds, strict=False):
+        left = remaining.done(case, took)
+    assert sum(seconds[half:]) / 3 < left < 3 * sum(seconds[half:])
+
+
 def test_nothing_is_left_in_the_end_and_time_is_taken_from_case_to_case(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("kvbench.analysis.remaining.time.monotonic", lambda: now[0])

@@ -202,6 +202,17 @@ def test_many_lines_make_a_panel_taller_and_keep_their_names_within_it():
         assert len([line for line in panel.lines if line.get_linestyle() == ":"]) >= 3
 
 
+def test_a_pair_that_was_not_swept_leaves_its_place_empty_and_its_neighbours_labelled():
+    rows = sweep_rows(block_sizes=(16, 64), kv_heads=(1, 8))
+    rows = [r for r in rows if (r.case.block_size, r.case.num_kv_heads) != (64, 8)]
+    first, above, beside, none = curve_of(rows).axes
+    assert [panel.axison for panel in (first, above, beside, none)] == [True, True, True, False]
+    assert not none.get_title(loc="left")
+    assert [bool(panel.get_xlabel()) for panel in (first, above, beside)] == [False, True, True]
+    assert [label.get_visible() for label in above.get_xticklabels()].count(True) > 1
+    assert not any(label.get_visible() for label in first.get_xticklabels())
+
+
 def test_a_strategy_has_the_same_colour_in_every_panel_and_plot():
     rows = sweep_rows(block_sizes=(16, 64), kv_heads=(1, 8))
     frame = to_frame(rows)

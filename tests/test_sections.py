@@ -72,6 +72,13 @@ def test_a_winner_that_loses_a_case_is_the_fastest_on_average():
     )
 
 
+def test_a_winner_that_loses_a_case_by_medians_alone_is_the_fastest_or_tied():
+    found = {"write": [band(least=0.1), band(low=17, high=256)]}
+    assert sentences(found).startswith(
+        "- **write**: `a` is the fastest, or tied, at every size measured (1 to 256 tokens): "
+    )
+
+
 def test_winners_that_change_are_said_with_their_sizes():
     found = {
         "read": [band("a"), band("c", "a", low=17, high=256), band("c", "b", low=512, high=512)]

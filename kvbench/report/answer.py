@@ -55,8 +55,10 @@ def answer_table(found: dict[str, list[Band]], layers: int) -> Table:
         tuple(_line(op, band) for op, own in found.items() for band in own),
         f"By the cost of a step by the wall clock: prepare + {layers} x run of a write, read or "
         "attend; of an index one run; of a step all of it. Geometric means over the cases of a "
-        "band; in brackets the 95 % interval over rounds. By little: apart within this run, but by "
-        f"so little ({100 * LEAST_EFFECT:.0f} %) that another run may not show it again.{lacking}",
+        "band; in brackets the 95 % interval over rounds. By little: that interval begins less "
+        f"than {100 * LEAST_EFFECT:.0f} % above 1, so that another run may not show it again. "
+        "Tied: it has 1 in it. Ratios are taken within rounds and the fastest is found by medians, "
+        f"so that of two that are tied the next can have a ratio under 1x.{lacking}",
     )
 
 
@@ -130,9 +132,11 @@ def _sentence(own: Sequence[Band]) -> str:
     if len(winners) == 1:
         # A band's winner may lose some of its cases.
         where = "on average at all sizes measured"
+        near = any(band.tied for band in own)
         if all(band.fastest == band.cases for band in own):
             where = "at every size measured"
-        tied = ", or tied," if any(band.tied for band in own) else ""
+            near |= any(band.least < 1 for band in own)  # a case that it lost by medians alone
+        tied = ", or tied," if near else ""
         said = f"`{_way(winners[0])}` is the fastest{tied} {where} ({_span(own)} tokens)"
         return f"{said}{_ahead(own)}."
     parts: list[list[Band]] = []

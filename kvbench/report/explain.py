@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from kvbench.analysis.crossover import Crossover, crossovers
-from kvbench.analysis.fit import Fit, Refusal, Term
+from kvbench.analysis.fit import MOST_CONDITION, Fit, Refusal, Term
 from kvbench.analysis.frame import CASE_FIELDS, main_group, main_pools, timed
 from kvbench.analysis.verdict import LEAST_R_SQUARED, cpu_verdicts, device_verdicts
 from kvbench.cases import ONCE_A_STEP
@@ -66,24 +66,34 @@ def fit_table(op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
             "cells",
         ),
         tuple(map(_fit_line, fits)),
+        "R² is of the logarithms of the times: from a fit of under "
+        f"{LEAST_R_SQUARED:g} no verdict is taken, and one of under 0 says less than their mean. "
+        "Rank / condition: how many of a, b and bandwidth the cells tell apart, and how well "
+        f"(refused over {MOST_CONDITION:g}).",
     )
 
 
 _UNCOUNTED = (
-    "no count of its launches: a call of C++ on a CPU has none, and of what a compiler makes, or "
-    "torch chooses by the device, there is none to be told without one"
+    "no count of its launches: C++ on a CPU has none, and what a compiler makes, or torch chooses "
+    "by the device, is not known without a GPU"
 )
 
 
 def refusals_table(frame: pd.DataFrame, op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
     """The strategies that were timed and that the run can't fit, and why; None if it fits all."""
-    rows = [(fit.name, fit.reason) for fit in fits if isinstance(fit, Refusal)]
+    because: dict[str, list[str]] = {}
+    for fit in fits:
+        if isinstance(fit, Refusal):
+            because.setdefault(fit.reason, []).append(fit.name)
     runs = timed(frame[(frame["op"] == op) & (frame["tokens"] > 0)])
     known = {fit.name for fit in fits}
-    rows += [(str(name), _UNCOUNTED) for name in sorted(set(runs["strategy"])) if name not in known]
-    if not rows:
+    uncounted = [str(name) for name in sorted(set(runs["strategy"])) if name not in known]
+    if uncounted:
+        because[_UNCOUNTED] = uncounted
+    if not because:
         return None
-    return Table(f"{op}: not fitted", ("strategy", "because"), tuple(rows))
+    rows = tuple((", ".join(names), reason) for reason, names in because.items())
+    return Table(f"{op}: not fitted", ("strategy", "because"), rows)
 
 
 def _size(seq_len: float) -> str:

@@ -174,15 +174,20 @@ def quality_table(frame: pd.DataFrame) -> Table | None:
     )
 
 
-def doubt_table(frame: pd.DataFrame) -> Table | None:
+def doubt_table(frame: pd.DataFrame, most: int | None = None) -> Table | None:
     """Times that others of their line contradict, with the commands; None if there are none.
 
     Args:
         frame: Rows of a run.
+        most: Lines, of those that are contradicted most; all if None.
     """
     rows = doubtful(frame)
     if rows.empty:
         return None
+    left_out = 0
+    if most is not None and len(rows) > most:
+        left_out = len(rows) - most
+        rows = rows.nlargest(most, "ratio")
     return Table(
         "Times to be doubted",
         ("strategy", "phase", "clock", "case", "took", "but it took", "again"),
@@ -198,9 +203,10 @@ def doubt_table(frame: pd.DataFrame) -> Table | None:
             )
             for row in rows.to_dict("records")
         ),
-        f"{LEAST:g} times as long as with more tokens, or {JUMP:g} times as long for each token as "
-        "with fewer: most likely another process had a core while these cases were measured. The "
-        "rankings have them all the same; measure them again.",
+        f"At least {LEAST:g} times as long as with more tokens, or {JUMP:g} times as long for each "
+        "token as with fewer: most likely another process had a core while these cases "
+        "were measured. The rankings have them all the same; measure them again."
+        + (f" {left_out:,} more are in the report." if left_out else ""),
     )
 
 

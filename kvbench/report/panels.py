@@ -42,6 +42,8 @@ _BETWEEN_TICKS = 0.15
 _OTHER_LABELS = 3
 """Lines with a name besides those of the strategies: the copy, a prepare or two."""
 
+_OVER = "seq_len (tokens per sequence)"
+
 Ends = Sequence[tuple[float, float, str, str]]
 """(x, y, text, colour) of the last point of each line of a panel, in data units."""
 
@@ -173,8 +175,6 @@ def make_panels(
     wide = any(width_in(str(key.get_label()), look().name_pt) > room for key in keys)
     figure = framed(title, page.subtitle, footnote, height, keys if wide else ())
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axis in panels[-1]:
-        axis.set_xlabel("seq_len (tokens per sequence)")
 
     def walk() -> Iterator[tuple[Panel, int, int]]:
         for (i, heads), (j, block) in itertools.product(
@@ -211,12 +211,24 @@ def drawn_panels(
     seq_lens = sorted({int(n) for n in page.rows["seq_len"]})
     figure, panels = make_panels(page, title, footnote, keys)
     drawn = []
+    lowest: dict[int, Panel] = {}
+    leftmost: dict[int, Panel] = {}
     for panel, block, heads in panels:
+        if page.of(block, heads).empty:  # a sweep need not have every pair
+            panel.set_axis_off()
+            panel.set_title("", loc="left")
+            continue
         ends = draw(panel, block, heads)
         log_axes(panel, seq_lens)
         drawn.append((panel, ends))
-    for panel, _ in drawn[:: len(page.block_sizes)]:
+        lowest[block] = panel
+        leftmost.setdefault(heads, panel)
+    for panel in lowest.values():
+        panel.set_xlabel(_OVER)
+        panel.xaxis.set_tick_params(labelbottom=True)
+    for panel in leftmost.values():
         panel.set_ylabel(quantity)
+        panel.yaxis.set_tick_params(labelleft=True)
     finish(figure, drawn)
     return figure
 
@@ -302,7 +314,8 @@ def finish(figure: Figure, drawn: Sequence[tuple[Panel, Ends]]) -> None:
         drawn: Its panels with the ends of their lines.
     """
     named = [(panel, _names(panel, ends)) for panel, ends in drawn if not figure.legends]
-    minor = [(panel, panel.yaxis.get_minor_locator()) for panel in figure.axes]
+    shown = [panel for panel in figure.axes if panel.axison]
+    minor = [(panel, panel.yaxis.get_minor_locator()) for panel in shown]
     for panel, _ in minor:
         panel.yaxis.set_minor_locator(NullLocator())
     engine = figure.get_layout_engine()

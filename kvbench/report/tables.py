@@ -55,7 +55,8 @@ class Table:
             caption_style="",
         )
         for name, numeric in zip(self.header, self.numeric(), strict=True):
-            table.add_column(Text(name), justify="right" if numeric else "left")
+            # Folded, not cut: a command is to be copied.
+            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))  # as Text: brackets are no markup
         return table

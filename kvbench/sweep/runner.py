@@ -109,7 +109,7 @@ class InProcess:
 class Told:
     """Who wants to know of a sweep's progress."""
 
-    on_begin: Callable[[Sequence[Case]], None]
+    on_begin: Callable[[Sequence[Case], RunInfo], None]
     on_case: Callable[[Case, Sequence[Result]], None]
 
 
@@ -137,7 +137,7 @@ def run_sweep(
     mixed: bool = False,
     hang_s: float = 300.0,
     time_budget_s: float | None = None,
-    on_begin: Callable[[Sequence[Case]], None] = lambda _: None,
+    on_begin: Callable[[Sequence[Case], RunInfo], None] = lambda *_: None,
 ) -> Ended:
     """Measure every case of a plan into a run folder.
 
@@ -151,7 +151,8 @@ def run_sweep(
         mixed: Resume even on another machine, or with other versions or limits.
         hang_s: The longest that a step of an isolated process may take.
         time_budget_s: Begin no case later than this.
-        on_begin: Called before the first case with all that are to be measured.
+        on_begin: Called before the first case with all that are to be measured, and what was found
+            out of the machine.
 
     Raises:
         StoreError: The folder holds something, or can't be written, or the run in it is of another
@@ -212,7 +213,7 @@ def _measure_all(
     told: Told,
     deadline: float | None,
 ) -> Ended:
-    told.on_begin(cases)
+    told.on_begin(cases, store.info)
     settings = plan.settings()
     for number, case in enumerate(cases):
         if deadline is not None and time.monotonic() >= deadline:
