@@ -487,7 +487,7 @@ def fit(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
         fits = fit_run(frame, op)
         for table in (
             fit_table(op, fits),
-            refusals_table(frame, op, fits),
+            refusals_table(op, fits),
             crossover_table(frame, op),
             verdict_table(frame, op, fits),
         ):

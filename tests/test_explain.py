@@ -106,11 +106,11 @@ def test_what_cannot_be_identified_is_refused_in_the_table():
     frame = to_frame(rows + [r for r in more if r.strategy == "write.loop"])
     (line,) = fit_table("write", fit_run(frame, "write")).rows
     assert line[1:4] == ("refused",) * 3
-    ((name, reason),) = refusals_table(frame, "write", fit_run(frame, "write")).rows
+    ((name, reason),) = refusals_table("write", fit_run(frame, "write")).rows
     assert name == "write.loop"
     assert reason.startswith("launches and bytes grow together")
     frame = to_frame(model_rows())
-    assert refusals_table(frame, "write", fit_run(frame, "write")) is None
+    assert refusals_table("write", fit_run(frame, "write")) is None
 
 
 def test_an_unresolved_time_is_marked():
@@ -193,17 +193,31 @@ def test_an_index_on_a_cpu_is_fitted_and_not_said_to_be_bound_by_bandwidth():
     assert verdict_table(frame, "index", fit_run(frame, "index")) is None
 
 
-def test_what_has_no_count_of_launches_is_said_not_to_be_fitted():
-    rows = [result("write.mine", [1e-5 * n] * 5, seq_len=n) for n in (1, 2, 4)]
-    frame = to_frame(rows)
-    table = refusals_table(frame, "write", fit_run(frame, "write"))
-    (line,) = table.rows
-    assert line[0] == "write.mine"
-    assert "no count of its launches" in line[1]
-
+def test_what_has_no_count_of_launches_is_fitted_as_if_it_always_made_as_many():
+    mine = [
+        result(
+            "write.mine",
+            [2e-6 + 4 * n * heads * 256 / 1e11] * 5,
+            seq_len=n,
+            num_heads=heads,
+            num_kv_heads=heads,
+        )
+        for n in SIZES
+        for heads in (8, 32)
+    ]
+    alone = [row for row in model_rows() if row.strategy == "write.loop"]
+    fits = {fit.name: fit for fit in fit_run(to_frame([*mine, *alone]), "write")}
+    assert fits["write.mine"].per_launch_s is None
+    assert fits["write.mine"].overhead_s.value == pytest.approx(2e-6)
+    assert fits["write.mine"].bandwidth_bytes_per_s.value == pytest.approx(1e11)
+    # It has no part in what is fitted to the launches of several.
+    assert "write, all jointly" not in fits
+    joint = fit_run(to_frame([*mine, *model_rows()]), "write")[-1]
+    assert joint == fit_run(to_frame(model_rows()), "write")[-1]
+    assert joint.cells == 30
 
 def test_strategies_that_are_not_fitted_for_one_reason_share_a_line():
     rows = [result(name, [1e-5] * 5, seq_len=n) for name in ("write.b", "write.a") for n in (1, 2)]
     frame = to_frame(rows)
-    table = refusals_table(frame, "write", fit_run(frame, "write"))
+    table = refusals_table("write", fit_run(frame, "write"))
     assert [line[0] for line in table.rows] == ["write.a, write.b"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made import result
 
 from kvbench.analysis import fit as fit_module
 from kvbench.analysis.fit import (
@@ -17,7 +18,9 @@ from kvbench.analysis.fit import (
     _resampled,
     _solve,
     fit_model,
+    fit_run,
 )
+from kvbench.analysis.frame import to_frame
 
 TOKENS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192], dtype=float)
 
@@ -143,3 +146,14 @@ def test_cells_of_which_hardly_any_resample_identifies_the_model_are_refused(mon
     assert "fewer than one in 10 resamples of the cells tell launches and bytes apart" in str(
         found.reason
     )
+
+
+def test_of_whole_steps_launches_that_are_not_known_are_not_taken_for_as_many():
+    rows = [
+        result("step.mine+native", [1e-5 * layers] * 5, seq_len=n, num_layers=layers)
+        for n in (8, 64, 512)
+        for layers in (1, 2, 4)
+    ]
+    (refused,) = fit_run(to_frame(rows), "step")
+    assert isinstance(refused, Refusal)
+    assert refused.reason.startswith("every layer launches")

@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from kvbench.analysis.fit import Fit, Refusal, fit_run
-from kvbench.analysis.frame import main_pools, timed
+from kvbench.analysis.fit import Fit, Refusal, fit_run, fitted
 
 
 def broken_down(frame: pd.DataFrame, op: str) -> tuple[pd.DataFrame, tuple[Refusal, ...]]:
@@ -14,15 +13,13 @@ def broken_down(frame: pd.DataFrame, op: str) -> tuple[pd.DataFrame, tuple[Refus
         op: The op.
 
     Returns:
-        The timed rows of phase run by the wall clock that `fit.fit_run` fits, of strategies that
+        The rows that are `fit.fitted`, of strategies that
         have a fit, with the columns call_s, launches_s and bytes_s, the model's seconds of each
         part; rest_s, the measured median less their sum, below 0 where the model says too much;
         and split: where it is False, the cells can't tell a call from its launches, call_s is of
         both and launches_s is 0. Then the strategies that have none, with the reason.
     """
-    runs = timed(frame[(frame["op"] == op) & (frame["tokens"] > 0)])
-    runs = main_pools(runs[runs["launches"].notna()])
-    fits = fit_run(frame, op)
+    runs, fits = fitted(frame, op), fit_run(frame, op)
     known = {fit.name: fit for fit in fits if isinstance(fit, Fit)}
     parts = [
         _parts(known[str(name)], own)

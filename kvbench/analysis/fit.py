@@ -21,6 +21,7 @@ from scipy.optimize import nnls
 
 from kvbench.analysis.frame import main_pools, timed
 from kvbench.analysis.statistics import CONFIDENCE
+from kvbench.cases import WHOLE_STEPS
 
 Floats = npt.NDArray[np.float64]
 
@@ -213,22 +214,45 @@ def _reciprocal(per_byte: Term) -> Term | None:
     return Term(1 / per_byte.value, low, high)
 
 
-def fit_run(frame: pd.DataFrame, op: str) -> list[Fit | Refusal]:
-    """The model of every strategy of an op that was timed, and of all of them jointly.
+def fitted(frame: pd.DataFrame, op: str) -> pd.DataFrame:
+    """The rows of an op that its models are fitted to: runs by the wall clock, one row per cell.
 
-    Of a run with several kinds of pools the cells are those of the main one.
+    Of a run with several kinds of pools those of the main one. Of a strategy whose launches are
+    known in some cases, these; of one of which none are known (C++ on a CPU makes none, a
+    compiler's are not to be told without a GPU), all.
 
     Args:
         frame: Rows of a run, with the columns launches and least_bytes.
         op: The op.
     """
-    runs = timed(frame[frame["op"] == op])
-    runs = main_pools(runs[runs["launches"].notna() & (runs["tokens"] > 0)])
-    fits = [
-        fit_model(str(name), *_columns(own)) for name, own in runs.groupby("strategy", sort=True)
-    ]
-    if len(fits) > 1:
-        fits.append(fit_model(f"{op}, all jointly", *_columns(runs)))
+    runs = timed(frame[(frame["op"] == op) & (frame["tokens"] > 0)])
+    counted = runs["launches"].notna()
+    some = runs["strategy"].isin(runs.loc[counted, "strategy"].unique())
+    return main_pools(runs[counted | ~some])
+
+
+def fit_run(frame: pd.DataFrame, op: str) -> list[Fit | Refusal]:
+    """The model of every strategy of an op that was timed, and of all of them jointly.
+
+    A strategy whose launches are not known is taken to make as many in every case: its call and
+    whatever it launches are one overhead. It has no part in the joint fit. Of whole steps that can
+    not be so, as each layer launches.
+
+    Args:
+        frame: Rows of a run, with the columns launches and least_bytes.
+        op: The op.
+    """
+    runs = fitted(frame, op)
+    fits: list[Fit | Refusal] = []
+    for name, own in runs.groupby("strategy", sort=True):
+        if op in WHOLE_STEPS and own["launches"].isna().all():
+            reason = "every layer launches, and how much is not known without a GPU"
+            fits.append(Refusal(str(name), len(own), reason))
+        else:
+            fits.append(fit_model(str(name), *_columns(own)))
+    counted = runs[runs["launches"].notna()]
+    if counted["strategy"].nunique() > 1:
+        fits.append(fit_model(f"{op}, all jointly", *_columns(counted)))
     return fits
 
 
@@ -236,4 +260,4 @@ def _columns(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
     launches, nbytes, seconds = (
         rows[name].to_numpy(dtype=np.float64) for name in ("launches", "least_bytes", "median_s")
     )
-    return launches, nbytes, seconds
+    return np.nan_to_num(launches), nbytes, seconds

@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 
 from kvbench.analysis.breakdown import broken_down
 from kvbench.analysis.fit import Refusal
-from kvbench.analysis.frame import timed
 from kvbench.report.frames import framed
 from kvbench.report.layers import few
 from kvbench.report.panels import named_settings, provenance
@@ -44,8 +43,6 @@ class BreakdownPage:
     seq_lens: tuple[int, ...]
     rows: pd.DataFrame
     refused: tuple[Refusal, ...]
-    uncounted: tuple[str, ...]
-    """Strategies that were timed, of whose launches nothing is known."""
 
 
 def breakdown_pages(frame: pd.DataFrame, op: str) -> Iterator[BreakdownPage]:
@@ -56,10 +53,6 @@ def breakdown_pages(frame: pd.DataFrame, op: str) -> Iterator[BreakdownPage]:
         op: The op.
     """
     parts, refused = broken_down(frame, op)
-    runs = timed(frame[frame["op"] == op])
-    uncounted = tuple(
-        sorted(set(runs["strategy"]) - set(runs.dropna(subset="launches")["strategy"]))
-    )
     seq_lens = parts["seq_len"].to_numpy()
 
     def shows(places: npt.NDArray[np.intp]) -> bool:
@@ -70,7 +63,7 @@ def breakdown_pages(frame: pd.DataFrame, op: str) -> Iterator[BreakdownPage]:
         sizes = few(own["seq_len"])
         shown = own[own["seq_len"].isin(sizes)]
         subtitle = describe(shared, ("head_dim",))
-        yield BreakdownPage(stem, subtitle, (far, 0), sizes, shown, refused, uncounted)
+        yield BreakdownPage(stem, subtitle, (far, 0), sizes, shown, refused)
 
 
 def breakdown_figure(page: BreakdownPage, op: str, info: RunInfo) -> Figure:
@@ -91,13 +84,10 @@ def breakdown_figure(page: BreakdownPage, op: str, info: RunInfo) -> Figure:
     )
     if not page.rows["split"].all():
         footnote += (
-            " Where every call launches as much, the two can't be told apart and are one part."
+            " Where every call launches as much, or it is not known how much, both are one part."
         )
     if page.refused:
         footnote += f" Not fitted: {reasons(page.refused)}."
-    if page.uncounted:
-        unknown = ", ".join(name.partition(".")[2] for name in page.uncounted)
-        footnote += f" Launches not counted: {unknown}."
     names = _fastest_first(page)
     with styled():
         height = max(_LEAST_IN, len(names) * _BAR_IN + _FRAME_IN)

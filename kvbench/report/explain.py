@@ -69,27 +69,18 @@ def fit_table(op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
         "R² is of the logarithms of the times: from a fit of under "
         f"{LEAST_R_SQUARED:g} no verdict is taken, and one of under 0 says less than their mean. "
         "Rank / condition: how many of a, b and bandwidth the cells tell apart, and how well "
-        f"(refused over {MOST_CONDITION:g}).",
+        f"(refused over {MOST_CONDITION:g}). a + b: every call makes as many launches, or it is "
+        "not known how many, and they are taken to be as many. A bandwidth over the plain copy's "
+        "is a cache's.",
     )
 
 
-_UNCOUNTED = (
-    "no count of its launches: C++ on a CPU has none, and what a compiler makes, or torch chooses "
-    "by the device, is not known without a GPU"
-)
-
-
-def refusals_table(frame: pd.DataFrame, op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
-    """The strategies that were timed and that the run can't fit, and why; None if it fits all."""
+def refusals_table(op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
+    """The strategies that the run can't fit, and why; None if it fits all."""
     because: dict[str, list[str]] = {}
     for fit in fits:
         if isinstance(fit, Refusal):
             because.setdefault(fit.reason, []).append(fit.name)
-    runs = timed(frame[(frame["op"] == op) & (frame["tokens"] > 0)])
-    known = {fit.name for fit in fits}
-    uncounted = [str(name) for name in sorted(set(runs["strategy"])) if name not in known]
-    if uncounted:
-        because[_UNCOUNTED] = uncounted
     if not because:
         return None
     rows = tuple((", ".join(names), reason) for reason, names in because.items())

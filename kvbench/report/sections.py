@@ -208,7 +208,7 @@ def _why(frame: pd.DataFrame) -> Section | None:
         fits = fit_run(frame, op)
         if any(isinstance(fit, Fit) for fit in fits):
             parts.append(Chart("breakdown", op))
-        parts += _tables(fit_table(op, fits), refusals_table(frame, op, fits))
+        parts += _tables(fit_table(op, fits), refusals_table(op, fits))
         verdicts += _tables(verdict_table(frame, op, fits))
     return _section(
         "why",

@@ -27,6 +27,8 @@ MISSING = "—"
 """How a table shows what was not measured: missing is missing, never 0."""
 
 _MOST_COLUMNS = 6
+_LONGEST_NAME = 40
+"""Letters of a first cell that is not folded."""
 _MOST_REASONS = 5
 """Lines of one strategy, clock and status; the last may stand for all others."""
 _MOST_VALUES = 6
@@ -54,9 +56,14 @@ class Table:
             caption_justify="left",
             caption_style="",
         )
-        for name, numeric in zip(self.header, self.numeric(), strict=True):
-            # Folded, not cut: a command is to be copied.
-            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+        for place, (name, numeric) in enumerate(zip(self.header, self.numeric(), strict=True)):
+            table.add_column(
+                Text(name),
+                justify="right" if numeric else "left",
+                overflow="fold",  # not cut: a command is to be copied
+                # A line is found by its strategy, whole.
+                no_wrap=place == 0 and all(len(row[0]) <= _LONGEST_NAME for row in self.rows),
+            )
         for row in self.rows:
             table.add_row(*map(Text, row))  # as Text: brackets are no markup
         return table
@@ -73,7 +80,12 @@ class Table:
     def numeric(self) -> list[bool]:
         """Which columns hold numbers alone."""
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
-        return [all(cell[:1].isdigit() or cell == MISSING for cell in c) for c in columns]
+        return [all(_is_number(cell) for cell in column) for column in columns]
+
+
+def _is_number(cell: str) -> bool:
+    """Also with its unit and interval; no sentence that begins with one."""
+    return cell == MISSING or (cell[:1].isdigit() and ";" not in cell)
 
 
 def _escaped(cell: str) -> str:

@@ -407,7 +407,7 @@ kv.stacks = (() => {
     const reasons = Object.entries(run.ops[op].without_fit).map(
       ([name, reason]) => `${name}: ${reason}`,
     );
-    return `No strategy has a fit. ${reasons.join("; ") || "Nothing was timed whose launches are known."}`;
+    return `No strategy has a fit. ${reasons.join("; ") || "Nothing was timed."}`;
   }
 
   return { defaults, settle, controls, view };
