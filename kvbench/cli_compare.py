@@ -379,7 +379,7 @@ def ab(
     from kvbench import devices
     from kvbench.sweep.ab import AbPlan
     from kvbench.sweep.bench import Settings, select_clocks
-    from kvbench.sweep.trees import tree
+    from kvbench.sweep.trees import refuse_without_code, tree
 
     target = devices.resolve(device)
     suited = PRESETS["regress" if target.type == "cpu" else "regress-gpu"]
@@ -405,6 +405,7 @@ def ab(
     into = folder or new_folder(f"ab-{target.type}")
     with ExitStack() as stack:
         trees = [stack.enter_context(tree(name)) for name in (base, new)]
+        refuse_without_code(trees, files)
         ended = _measure(plan, trees, into, asked)
     runs = [load_run(each) for each in ended.folders]
     notes = []
