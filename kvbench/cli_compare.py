@@ -29,6 +29,7 @@ from kvbench.console import (
     say,
 )
 from kvbench.errors import InputError, StoreError, unknown
+from kvbench.files import replace_file
 from kvbench.options import (
     Finite,
     all_of,
@@ -40,7 +41,7 @@ from kvbench.options import (
 from kvbench.presets import PRESETS, get_preset
 from kvbench.results import CacheState
 from kvbench.sessions import other_machine, other_settings, other_versions
-from kvbench.store import Run, has_run
+from kvbench.store import ROWS_FILE, RUN_FILE, Run, has_run
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for torch and scipy
     from rich.console import Console
@@ -139,9 +140,11 @@ def _asked(
 
     if markdown_file == json_file == _STDOUT:
         raise InputError("--markdown - with --json -: expected one of them on standard output")
-    for file in (markdown_file, json_file):
-        if file is not None and file != _STDOUT:
-            _refuse_unwritable(file)
+    files = [file for file in (markdown_file, json_file) if file not in {None, _STDOUT}]
+    for file in files:
+        _refuse_unwritable(file)
+    if len(files) != len({file.resolve() for file in files}):
+        raise InputError(f"--markdown and --json {str(json_file)!r}: expected a file for each")
     rules = Rules(
         least_effect=least_effect,
         significance=significance,
@@ -160,9 +163,21 @@ def _rename(text: str) -> tuple[str, str]:
 
 def _refuse_unwritable(file: Path) -> None:
     """Before anything is measured: a report that has no place to go to would be lost."""
-    there = next((each for each in (file, *file.parents) if each.exists()), Path())
+    try:
+        there = next((each for each in (file, *file.parents) if each.exists()), Path())
+    except OSError as error:  # as of a name that is too long
+        raise _unwritable(file, error) from error
     if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
         raise InputError(f"report {str(file)!r}: expected a file that can be written")
+    if file.name in {RUN_FILE, ROWS_FILE} and has_run(file.parent):
+        raise InputError(f"report {str(file)!r}: it is a run's own; expected another file")
+
+
+def _refuse_compared(asked: _Asked, compared: Sequence[Path]) -> None:
+    """A report takes no run's place."""
+    for file in (asked.markdown, asked.json):
+        if file is not None and file.resolve() in [each.resolve() for each in compared]:
+            raise InputError(f"report {str(file)!r}: it is what is compared; expected another file")
 
 
 @click.command()
@@ -197,6 +212,7 @@ def compare(
     """
     asked = _asked(clocks=clocks, **judging)
     base, new = (base, new) if new is not None else _pair(base)
+    _refuse_compared(asked, (base, new))
     compared = _compared(load_any(base), load_any(new), asked, mixed=mixed)
     _report(compared, asked)
     _exit(compared)
@@ -315,12 +331,15 @@ def _exit(compared: "Compared") -> None:
 
 def _write(file: Path, text: str) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        replace_file(file, text.encode())
     except OSError as error:
-        raise InputError(
-            f"report {str(file)!r}: {error.strerror}; expected a file that can be written"
-        ) from error
+        raise _unwritable(file, error) from error
+
+
+def _unwritable(file: Path, error: OSError) -> InputError:
+    return InputError(
+        f"report {str(file)!r}: {error.strerror}; expected a file that can be written"
+    )
 
 
 @click.command()
