@@ -34,6 +34,7 @@ from kvbench.console import (
 from kvbench.errors import InputError, KvbenchError, StrategyError
 from kvbench.options import (
     DEVICE_OPTION,
+    LAYERS,
     LOAD_OPTION,
     WITHOUT_OPTION,
     Finite,
@@ -407,14 +408,15 @@ def list_(device: str, files: tuple[Path, ...]) -> None:
     """Show strategies, axes and presets, and what this device can't do."""
     from kvbench import devices
     from kvbench.report.tables import MISSING, Table, describe_launches
+    from kvbench.strategies.base import why_unsupported, why_untimed
     from kvbench.sweep.launches import predicted
 
     target = devices.resolve(device)
     rows = []
     for strategy in _strategies((), files):
         case = Axes.parse([f"op={strategy.op}"]).expand()[0]
-        unsupported = strategy.supports(case, target)
-        note = unsupported or strategy.untimed(target) or "checked and timed"
+        unsupported = why_unsupported(strategy, case, target)
+        note = unsupported or why_untimed(strategy, target) or "checked and timed"
         counts = predicted(strategy, case, "run")
         launches = MISSING if counts is None else describe_launches(counts)
         rows.append((strategy.name, strategy.summary, launches, note))
@@ -429,9 +431,7 @@ def list_(device: str, files: tuple[Path, ...]) -> None:
 
 @cli.command()
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option(
-    "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
-)
+@click.option("--layers", type=LAYERS, help="Layers of a step; the run's by default.")
 @WITHOUT_OPTION
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 def rank(folder: Path, layers: int | None, left_out: tuple[str, ...], *, markdown: bool) -> None:
@@ -651,6 +651,7 @@ def generate(
     from kvbench.engine.prompting import Settings, begin, open_model, random_model
     from kvbench.report.generation import Saying, describe, split_table, times_table
     from kvbench.strategies import registry
+    from kvbench.strategies.base import why_untimed
 
     if (model is None) == (random is None):
         raise InputError("expected a model: one of --model FILE.gguf and --random")
@@ -668,7 +669,7 @@ def generate(
     with Saying(len(prompts)) as saying:
         timeline = generation.run(saying.hear)
     say(f"\n{describe(generation.setting)}")
-    untimed = {s.name: s.untimed(target) for s in (writes, attends)}
+    untimed = {s.name: why_untimed(s, target) for s in (writes, attends)}
     reasons = [f"{name}: {why}" for name, why in untimed.items() if why is not None]
     if reasons:
         say(f"Times would mean nothing. {'; '.join(reasons)}.")

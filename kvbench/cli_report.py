@@ -10,7 +10,8 @@ import click
 
 from kvbench.console import load_run, out, say
 from kvbench.errors import InputError, StoreError
-from kvbench.options import WITHOUT_OPTION
+from kvbench.files import replace_file
+from kvbench.options import LAYERS, WITHOUT_OPTION
 from kvbench.report.palette import STYLES, Style
 from kvbench.store import PLOTS_FOLDER, Run
 
@@ -90,9 +91,7 @@ def _plots_folder(run: Path, style: Style) -> Path:
     type=click.Choice(["html", "markdown"]),
     help="One of the two; both by default.",
 )
-@click.option(
-    "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
-)
+@click.option("--layers", type=LAYERS, help="Layers of a step; the run's by default.")
 @WITHOUT_OPTION
 def report(
     folder: Path,
@@ -222,8 +221,7 @@ def _pictures(drawn: "Sequence[Sketch]") -> "Pictures":
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text.encode())
     except OSError as error:
         raise StoreError(f"{str(path)!r}: {error.strerror}") from error
     say(str(path))
