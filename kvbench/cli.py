@@ -28,6 +28,8 @@ from kvbench.console import (
     meter_of,
     new_folder,
     out,
+    output_is_lost,
+    print_all_characters,
     say,
     show,
 )
@@ -158,8 +160,10 @@ def run(
         suited = PRESETS["cpu" if target.type == "cpu" else "gpu"]
         chosen, cases = chosen_sweep(named, overrides, suited, by_axes=bool(axes))
         done = {strategy.op for strategy in strategies}
+        cases = tuple(case for case in cases if case.op in done) or cases
+        number, count = _shard(shard, len(cases))
         plan = Plan(
-            cases=shard_of([case for case in cases if case.op in done], seed, *_shard(shard)),
+            cases=shard_of([case for case in cases if case.op in done], seed, number, count),
             strategies=strategies,
             device=target,
             command=command_line(),
@@ -215,12 +219,16 @@ def _say_plan(plan: "Plan", folder: Path) -> None:
     )
 
 
-def _shard(text: str | None) -> tuple[int, int]:
-    """The number of a shard and how many there are, from K/N."""
+def _shard(text: str | None, cases: int) -> tuple[int, int]:
+    """The number of a shard and how many there are, from K/N, of so many cases."""
     if text is None:
         return 1, 1
     number, slash, count = text.partition("/")
     if slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+        if int(count) > cases:
+            raise InputError(
+                f"shard {text!r}: expected N up to {cases}, as many as there are cases"
+            )
         return int(number), int(count)
     raise InputError(f"shard {text!r}: expected K/N with K from 1 to N, as 3/8")
 
@@ -757,6 +765,7 @@ cli.add_command(report)
 
 def main() -> None:
     """The `kvbench` command."""
+    print_all_characters()
     try:
         cli.main(prog_name="kvbench", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_:
@@ -767,6 +776,10 @@ def main() -> None:
         _fail(str(error))
     except click.ClickException as error:
         _fail(error.format_message())
+    except OSError as error:
+        if not output_is_lost(error):
+            raise
+        _fail(f"standard output: {error.strerror}; expected somewhere to write to")
     except Interrupted as interruption:
         err.print(str(interruption), soft_wrap=True, markup=False)
         sys.exit(130)
