@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from kvbench.console import err, show, width_of_output
+from kvbench.console import err, refuse_unwritable, show, width_of_output
 from kvbench.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def audit(
     from kvbench.report.progress import Meter
 
     chosen, names = get_targets(targets), select_kernels(kernel)
+    if json_file is not None:
+        refuse_unwritable(json_file)
     before = record.read(compared) if compared is not None else None
     with Meter(err, 0, "kernels") as meter:
         found = run(chosen, names, meter.expect, meter.advance)

@@ -5,7 +5,6 @@ Exit code 1 is a regression: a cell or a strategy got slower, a cell was lost or
 
 import dataclasses
 import fnmatch
-import os
 import shlex
 import sys
 import time
@@ -26,7 +25,9 @@ from kvbench.console import (
     meter_of,
     new_folder,
     out,
+    refuse_unwritable,
     say,
+    unwritable,
 )
 from kvbench.errors import InputError, StoreError, unknown
 from kvbench.files import replace_file
@@ -41,7 +42,7 @@ from kvbench.options import (
 from kvbench.presets import PRESETS, get_preset
 from kvbench.results import CacheState
 from kvbench.sessions import other_machine, other_settings, other_versions
-from kvbench.store import ROWS_FILE, RUN_FILE, Run, has_run
+from kvbench.store import Run, has_run
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for torch and scipy
     from rich.console import Console
@@ -142,7 +143,7 @@ def _asked(
         raise InputError("--markdown - with --json -: expected one of them on standard output")
     files = [file for file in (markdown_file, json_file) if file not in {None, _STDOUT}]
     for file in files:
-        _refuse_unwritable(file)
+        refuse_unwritable(file)
     if len(files) != len({file.resolve() for file in files}):
         raise InputError(f"--markdown and --json {str(json_file)!r}: expected a file for each")
     rules = Rules(
@@ -159,18 +160,6 @@ def _rename(text: str) -> tuple[str, str]:
     if not (old and sign and new) or "=" in new:
         raise InputError(f"--rename {text!r}: expected OLD=NEW, as write.triton=write.fused")
     return old, new
-
-
-def _refuse_unwritable(file: Path) -> None:
-    """Before anything is measured: a report that has no place to go to would be lost."""
-    try:
-        there = next((each for each in (file, *file.parents) if each.exists()), Path())
-    except OSError as error:  # as of a name that is too long
-        raise _unwritable(file, error) from error
-    if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
-        raise InputError(f"report {str(file)!r}: expected a file that can be written")
-    if file.name in {RUN_FILE, ROWS_FILE} and has_run(file.parent):
-        raise InputError(f"report {str(file)!r}: it is a run's own; expected another file")
 
 
 def _refuse_compared(asked: _Asked, compared: Sequence[Path]) -> None:
@@ -333,13 +322,7 @@ def _write(file: Path, text: str) -> None:
     try:
         replace_file(file, text.encode())
     except OSError as error:
-        raise _unwritable(file, error) from error
-
-
-def _unwritable(file: Path, error: OSError) -> InputError:
-    return InputError(
-        f"report {str(file)!r}: {error.strerror}; expected a file that can be written"
-    )
+        raise unwritable(file, error) from error
 
 
 @click.command()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from kvbench.store import Run, load, without
+from kvbench.errors import InputError
+from kvbench.store import ROWS_FILE, RUN_FILE, Run, has_run, load, without
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for pandas
     from kvbench.report.tables import Table
@@ -94,6 +95,29 @@ def load_any(path: Path) -> Run:
     from kvbench import benchmark_json
 
     return warn_of(benchmark_json.load(path)) if path.is_file() else load_run(path)
+
+
+def refuse_unwritable(file: Path) -> None:
+    """Before anything is measured: a report that has no place to go to would be lost.
+
+    Raises:
+        InputError: It can't be written, or is a run's own.
+    """
+    try:
+        there = next((each for each in (file, *file.parents) if each.exists()), Path())
+    except OSError as error:  # as of a name that is too long
+        raise unwritable(file, error) from error
+    if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
+        raise InputError(f"report {str(file)!r}: expected a file that can be written")
+    if file.name in {RUN_FILE, ROWS_FILE} and has_run(file.parent):
+        raise InputError(f"report {str(file)!r}: it is a run's own; expected another file")
+
+
+def unwritable(file: Path, error: OSError) -> InputError:
+    """That a report can't be written, and why."""
+    return InputError(
+        f"report {str(file)!r}: {error.strerror}; expected a file that can be written"
+    )
 
 
 def new_folder(what: str) -> Path:
