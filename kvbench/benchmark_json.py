@@ -86,7 +86,7 @@ def load(path: Path) -> Run:
         ) from error
     try:
         file = msgspec.json.decode(data, type=_File)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise StoreError(f"{path} is torn or no JSON file of pytest-benchmark: {error}") from error
     if not bytes(file.machine_info.kvbench):
         raise StoreError(
@@ -111,7 +111,7 @@ def load(path: Path) -> Run:
 def _decode(rows: msgspec.Raw, path: Path, owner: str) -> list[Result]:
     try:
         return msgspec.json.decode(rows, type=list[Result])
-    except (msgspec.MsgspecError, InputError) as error:
+    except (msgspec.MsgspecError, InputError, RecursionError) as error:
         raise StoreError(
             f"{path}: {owner}: no rows: {error}; expected those of schema version {SCHEMA_VERSION}"
         ) from error

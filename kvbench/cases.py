@@ -43,6 +43,8 @@ CACHE_DTYPES = ("auto", *QUANTISED_BYTES)
 KV_SCALES = ("per_tensor", "per_head", "per_token")
 MOST = 2**48
 """The largest number that a field may have: more than any address."""
+MOST_BATCH = 2**20
+"""Each sequence has a block table of its own, a list as an engine's scheduler has it."""
 MOST_SOFT_CAP = 2**16
 """What a float32 score bounded by more is off by would hide what is wrong with it."""
 SCALE_BYTES = 4
@@ -577,5 +579,6 @@ def at_least(name: str, value: int, least: int) -> None:
     # bool is an int to Python and a mistake to a user.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{name}={value!r}: expected an integer, {least} or more")
-    if value > MOST and name != "seed":  # a seed is no size
-        raise InputError(f"{name}={value!r}: expected {MOST} or less")
+    most = MOST_BATCH if name == "batch" else MOST
+    if value > most and name != "seed":  # a seed is no size
+        raise InputError(f"{name}={value!r}: expected {most} or less")

@@ -28,6 +28,8 @@ from kvbench.console import (
     meter_of,
     new_folder,
     out,
+    output_is_lost,
+    print_all_characters,
     say,
     show,
 )
@@ -162,8 +164,10 @@ def run(
         suited = PRESETS["cpu" if target.type == "cpu" else "gpu"]
         chosen, cases = chosen_sweep(named, overrides, suited, by_axes=bool(axes))
         done = {strategy.op for strategy in strategies}
+        cases = tuple(case for case in cases if case.op in done) or cases
+        number, count = _shard(shard, len(cases))
         plan = Plan(
-            cases=shard_of([case for case in cases if case.op in done], seed, *_shard(shard)),
+            cases=shard_of([case for case in cases if case.op in done], seed, number, count),
             strategies=strategies,
             device=target,
             command=command_line(),
@@ -219,12 +223,16 @@ def _say_plan(plan: "Plan", folder: Path) -> None:
     )
 
 
-def _shard(text: str | None) -> tuple[int, int]:
-    """The number of a shard and how many there are, from K/N."""
+def _shard(text: str | None, cases: int) -> tuple[int, int]:
+    """The number of a shard and how many there are, from K/N, of so many cases."""
     if text is None:
         return 1, 1
     number, slash, count = text.partition("/")
     if slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+        if int(count) > cases:
+            raise InputError(
+                f"shard {text!r}: expected N up to {cases}, as many as there are cases"
+            )
         return int(number), int(count)
     raise InputError(f"shard {text!r}: expected K/N with K from 1 to N, as 3/8")
 
@@ -416,14 +424,15 @@ def list_(device: str, files: tuple[Path, ...]) -> None:
     """Show strategies, axes and presets, and what this device can't do."""
     from kvbench import devices
     from kvbench.report.tables import MISSING, Table, describe_launches
+    from kvbench.strategies.base import why_unsupported, why_untimed
     from kvbench.sweep.launches import predicted
 
     target = devices.resolve(device)
     rows = []
     for strategy in _strategies((), files):
         case = Axes.parse([f"op={strategy.op}"]).expand()[0]
-        unsupported = strategy.supports(case, target)
-        note = unsupported or strategy.untimed(target) or "checked and timed"
+        unsupported = why_unsupported(strategy, case, target)
+        note = unsupported or why_untimed(strategy, target) or "checked and timed"
         counts = predicted(strategy, case, "run")
         launches = MISSING if counts is None else describe_launches(counts)
         rows.append((strategy.name, strategy.summary, launches, note))
@@ -665,6 +674,7 @@ def generate(
     from kvbench.engine.prompting import Settings, begin, open_model, random_model
     from kvbench.report.generation import Saying, describe, split_table, times_table
     from kvbench.strategies import registry
+    from kvbench.strategies.base import why_untimed
 
     if (model is None) == (random is None):
         raise InputError("expected a model: one of --model FILE.gguf and --random")
@@ -682,7 +692,7 @@ def generate(
     with Saying(len(prompts)) as saying:
         timeline = generation.run(saying.hear)
     say(f"\n{describe(generation.setting)}")
-    untimed = {s.name: s.untimed(target) for s in (writes, attends)}
+    untimed = {s.name: why_untimed(s, target) for s in (writes, attends)}
     reasons = [f"{name}: {why}" for name, why in untimed.items() if why is not None]
     if reasons:
         say(f"Times would mean nothing. {'; '.join(reasons)}.")
@@ -779,6 +789,7 @@ cli.add_command(report)
 
 def main() -> None:
     """The `kvbench` command."""
+    print_all_characters()
     try:
         cli.main(prog_name="kvbench", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_:
@@ -789,6 +800,10 @@ def main() -> None:
         _fail(str(error))
     except click.ClickException as error:
         _fail(error.format_message())
+    except OSError as error:
+        if not output_is_lost(error):
+            raise
+        _fail(f"standard output: {error.strerror}; expected somewhere to write to")
     except Interrupted as interruption:
         err.print(str(interruption), soft_wrap=True, markup=False)
         sys.exit(130)

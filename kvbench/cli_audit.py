@@ -1,7 +1,6 @@
 """`kvbench audit`: what compilers made of the kernels, for GPUs that need not be here."""
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from kvbench.console import err, show
+from kvbench.console import err, refuse_unwritable, show, width_of_output
 from kvbench.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ def audit(
     from kvbench.report.progress import Meter
 
     chosen, names = get_targets(targets), select_kernels(kernel)
+    if json_file is not None:
+        refuse_unwritable(json_file)
     before = record.read(compared) if compared is not None else None
     with Meter(err, 0, "kernels") as meter:
         found = run(chosen, names, meter.expect, meter.advance)
@@ -103,5 +104,5 @@ def _show(table: "Table", *, markdown: bool) -> None:
     if markdown:
         show(table, markdown=True)
         return
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH
+    width = width_of_output(_WIDTH)
     Console(highlight=False, emoji=False, width=width).print(table.rich())

@@ -5,7 +5,6 @@ Exit code 1 is a regression: a cell or a strategy got slower, a cell was lost or
 
 import dataclasses
 import fnmatch
-import os
 import shlex
 import sys
 import time
@@ -26,9 +25,12 @@ from kvbench.console import (
     meter_of,
     new_folder,
     out,
+    refuse_unwritable,
     say,
+    unwritable,
 )
 from kvbench.errors import InputError, StoreError, unknown
+from kvbench.files import replace_file
 from kvbench.options import (
     Finite,
     all_of,
@@ -139,9 +141,11 @@ def _asked(
 
     if markdown_file == json_file == _STDOUT:
         raise InputError("--markdown - with --json -: expected one of them on standard output")
-    for file in (markdown_file, json_file):
-        if file is not None and file != _STDOUT:
-            _refuse_unwritable(file)
+    files = [file for file in (markdown_file, json_file) if file not in {None, _STDOUT}]
+    for file in files:
+        refuse_unwritable(file)
+    if len(files) != len({file.resolve() for file in files}):
+        raise InputError(f"--markdown and --json {str(json_file)!r}: expected a file for each")
     rules = Rules(
         least_effect=least_effect,
         significance=significance,
@@ -158,11 +162,11 @@ def _rename(text: str) -> tuple[str, str]:
     return old, new
 
 
-def _refuse_unwritable(file: Path) -> None:
-    """Before anything is measured: a report that has no place to go to would be lost."""
-    there = next((each for each in (file, *file.parents) if each.exists()), Path())
-    if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
-        raise InputError(f"report {str(file)!r}: expected a file that can be written")
+def _refuse_compared(asked: _Asked, compared: Sequence[Path]) -> None:
+    """A report takes no run's place."""
+    for file in (asked.markdown, asked.json):
+        if file is not None and file.resolve() in [each.resolve() for each in compared]:
+            raise InputError(f"report {str(file)!r}: it is what is compared; expected another file")
 
 
 @click.command()
@@ -197,6 +201,7 @@ def compare(
     """
     asked = _asked(clocks=clocks, **judging)
     base, new = (base, new) if new is not None else _pair(base)
+    _refuse_compared(asked, (base, new))
     compared = _compared(load_any(base), load_any(new), asked, mixed=mixed)
     _report(compared, asked)
     _exit(compared)
@@ -315,12 +320,9 @@ def _exit(compared: "Compared") -> None:
 
 def _write(file: Path, text: str) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        replace_file(file, text.encode())
     except OSError as error:
-        raise InputError(
-            f"report {str(file)!r}: {error.strerror}; expected a file that can be written"
-        ) from error
+        raise unwritable(file, error) from error
 
 
 @click.command()
@@ -379,7 +381,7 @@ def ab(
     from kvbench import devices
     from kvbench.sweep.ab import AbPlan
     from kvbench.sweep.bench import Settings, select_clocks
-    from kvbench.sweep.trees import tree
+    from kvbench.sweep.trees import refuse_without_code, tree
 
     target = devices.resolve(device)
     suited = PRESETS["regress" if target.type == "cpu" else "regress-gpu"]
@@ -405,6 +407,7 @@ def ab(
     into = folder or new_folder(f"ab-{target.type}")
     with ExitStack() as stack:
         trees = [stack.enter_context(tree(name)) for name in (base, new)]
+        refuse_without_code(trees, files)
         ended = _measure(plan, trees, into, asked)
     runs = [load_run(each) for each in ended.folders]
     notes = []

@@ -10,6 +10,7 @@ import click
 
 from kvbench.console import load_run, out, say
 from kvbench.errors import InputError, StoreError
+from kvbench.files import replace_file
 from kvbench.options import LAYERS_OF_RUN_OPTION, WITHOUT_OPTION
 from kvbench.report.palette import STYLES, Style
 from kvbench.store import PLOTS_FOLDER, Run
@@ -226,8 +227,7 @@ def _pictures(drawn: "Sequence[Sketch]") -> "Pictures":
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text.encode())
     except OSError as error:
         raise StoreError(f"{str(path)!r}: {error.strerror}") from error
     say(str(path))

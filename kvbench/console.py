@@ -1,6 +1,8 @@
 """What all commands say things with: standard output and error, tables, progress."""
 
 import datetime
+import errno
+import io
 import os
 import shlex
 import sys
@@ -11,14 +13,26 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from kvbench.store import Run, load, without
+from kvbench.errors import InputError
+from kvbench.store import ROWS_FILE, RUN_FILE, Run, has_run, load, without
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for pandas
     from kvbench.report.tables import Table
 
-# In a log or a pipe there is no width to fit; tables then take what they need, within reason.
-_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
-out = Console(highlight=False, emoji=False, width=_WIDTH)
+
+def width_of_output(otherwise: int) -> int | None:
+    """The width that tables have to fit, None being the terminal's own.
+
+    Args:
+        otherwise: In a log or a pipe, which have none: what tables then take at most.
+    """
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()  # closed, it is None
+    return None if on_terminal or "COLUMNS" in os.environ else otherwise
+
+
+_WIDTH = 120
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+out = Console(highlight=False, emoji=False, width=width_of_output(_WIDTH))
 err = Console(stderr=True, highlight=False, emoji=False)
 
 
@@ -37,6 +51,24 @@ def show(table: "Table", *, markdown: bool) -> None:
         click.echo(f"{table.markdown()}\n")
     else:
         out.print(table.rich())
+
+
+def print_all_characters() -> None:
+    """Let standard output escape what its encoding lacks, as standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def output_is_lost(error: OSError) -> bool:
+    """Whether it is standard output that took nothing, as on a full disk; it is then let go of.
+
+    Files that kvbench writes say so themselves, and what opens a file has its name in the error.
+    """
+    if error.filename is not None or error.errno not in _NO_ROOM:
+        return False
+    # What is left in it would fail once more when Python ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def meter_of(total: int, console: Console = out) -> Any:  # noqa: ANN401 - a Meter, see the import
@@ -65,6 +97,29 @@ def load_any(path: Path) -> Run:
     return warn_of(benchmark_json.load(path)) if path.is_file() else load_run(path)
 
 
+def refuse_unwritable(file: Path) -> None:
+    """Before anything is measured: a report that has no place to go to would be lost.
+
+    Raises:
+        InputError: It can't be written, or is a run's own.
+    """
+    try:
+        there = next((each for each in (file, *file.parents) if each.exists()), Path())
+    except OSError as error:  # as of a name that is too long
+        raise unwritable(file, error) from error
+    if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
+        raise InputError(f"report {str(file)!r}: expected a file that can be written")
+    if file.name in {RUN_FILE, ROWS_FILE} and has_run(file.parent):
+        raise InputError(f"report {str(file)!r}: it is a run's own; expected another file")
+
+
+def unwritable(file: Path, error: OSError) -> InputError:
+    """That a report can't be written, and why."""
+    return InputError(
+        f"report {str(file)!r}: {error.strerror}; expected a file that can be written"
+    )
+
+
 def new_folder(what: str) -> Path:
     """Where a run goes for which no folder was named."""
     stamp = datetime.datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
@@ -72,5 +127,6 @@ def new_folder(what: str) -> Path:
 
 
 def command_line() -> str:
-    """The command as it was given."""
-    return shlex.join(["kvbench", *sys.argv[1:]])
+    """The command as it was given; bytes of a path that are no text are escaped."""
+    words = [word.encode("utf-8", "backslashreplace").decode() for word in sys.argv[1:]]
+    return shlex.join(["kvbench", *words])

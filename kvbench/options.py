@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from kvbench.axes import Axes
-from kvbench.cases import Case
+from kvbench.cases import MOST, Case
 from kvbench.presets import Preset
 from kvbench.results import CacheState
 
@@ -35,6 +35,26 @@ class Finite(click.FloatRange):
         return number
 
 
+class Layers(click.IntRange):
+    """How many layers a step has: not more than any machine holds."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number.
+
+        Raises:
+            click.BadParameter: It is none, or not in the range.
+        """
+        number = int(super().convert(value, param, ctx))
+        if number > MOST:
+            self.fail(f"{number} is more than {MOST}", param, ctx)
+        return number
+
+
+LAYERS = Layers()
+"""The help need not name a limit that nobody comes near."""
 DEVICE_OPTION = click.option(
     "--device", default="auto", show_default=True, help='"cpu", "cuda", "cuda:1", …'
 )
@@ -65,7 +85,7 @@ def all_of(options: Iterable[Callable[[F], F]], command: F) -> F:
 
 LAYERS_OPTION = click.option(
     "--layers",
-    type=click.IntRange(min=1),
+    type=LAYERS,
     default=32,
     show_default=True,
     help="Layers of a step: its cost is prepare + layers x run (of an index, one run).",
@@ -73,7 +93,7 @@ LAYERS_OPTION = click.option(
 
 
 LAYERS_OF_RUN_OPTION = click.option(
-    "--layers", type=click.IntRange(min=1), help="Layers of a step; the run's by default."
+    "--layers", type=LAYERS, help="Layers of a step; the run's by default."
 )
 
 

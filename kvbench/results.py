@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.cases import Case
+from kvbench.cases import MOST, Case
 from kvbench.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -215,7 +215,11 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyBandwidth:
-    """The best copy found on the device at the start of the run."""
+    """The best copy found on the device at the start of the run.
+
+    Raises:
+        InputError: Its bandwidth is no finite number above 0.
+    """
 
     bytes_per_s: float
     """Bytes read plus bytes written, per second."""
@@ -223,6 +227,12 @@ class CopyBandwidth:
     """Bytes read plus bytes written by one copy; far more than the caches hold."""
     how: str
     """Which copy it was."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bytes_per_s < math.inf:
+            raise InputError(
+                f"copy bandwidth {self.bytes_per_s!r} B/s: expected a finite number above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +264,11 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What holds for every row of a run: run.json."""
+    """What holds for every row of a run: run.json.
+
+    Raises:
+        InputError: There is no layer, or more than any machine has, or a floor is no time.
+    """
 
     schema_version: int
     created: str
@@ -285,3 +299,10 @@ class RunInfo:
     tree: str | None = None
     """Which code was measured, as its user named it: a revision, a folder, an interpreter. None:
     that of the kvbench that wrote this."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.layers <= MOST:
+            raise InputError(f"layers={self.layers!r}: expected 1 or more, up to {MOST}")
+        for name, time_s in (*self.floors_s.items(), ("launch", self.launch_floor_s)):
+            if not 0 <= time_s < math.inf:  # a device's clock may be coarser than an empty launch
+                raise InputError(f"floor of {name}={time_s!r} s: expected a finite number, 0 or more")

@@ -26,6 +26,9 @@ PLOTS_FOLDER = "plots"
 _NEW_RUN_FILE = ".run.json.new"
 """run.json while it is written: a run that is killed then has the old one, or none."""
 
+_UNREADABLE = (msgspec.MsgspecError, InputError, RecursionError)
+"""What decoding raises: it is no JSON, or none of ours, or nested deeper than any of ours."""
+
 # Unix alone has it.
 fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
 
@@ -304,13 +307,15 @@ def load(folder: Path) -> Run:
     A torn last line (a run that was killed while writing) is passed over with a warning.
 
     Raises:
-        StoreError: No run there, a schema of another version, or a line that is no row.
+        StoreError: No run there, a schema of another version, or a line that is no row, or has been
+            there before.
     """
     info = _load_info(folder)
     path = folder / ROWS_FILE
     warnings = []
     results = []
     decode = _row_decoder()
+    seen: dict[tuple[object, ...], int] = {}
     try:
         # A line at a time: of the file no more than that is held beside the rows.
         with path.open("rb") as lines:
@@ -321,12 +326,22 @@ def load(folder: Path) -> Run:
                     )
                     break
                 try:
-                    results.append(decode(line[:-1]))
-                except (msgspec.MsgspecError, InputError) as error:
+                    row = decode(line[:-1])
+                except _UNREADABLE as error:
                     raise StoreError(
                         f"{path}: line {number} is no row: {error}; "
                         f"expected one JSON object of schema version {SCHEMA_VERSION}"
                     ) from error
+                # Rows of a case share the very object; hashing it would take longest.
+                key = (id(row.case), row.strategy, row.phase, row.clock, row.session)
+                first = seen.setdefault(key, number)
+                if first != number:
+                    raise StoreError(
+                        f"{path}: line {number} measures what line {first} does "
+                        f"({row.strategy}, {row.phase}, {row.clock}; {row.case.label()}); "
+                        "expected one row of each"
+                    )
+                results.append(row)
     except OSError as error:
         raise StoreError(f"run {str(folder)!r}: {ROWS_FILE}: {error.strerror}") from error
     return Run(folder, info, _latest(results), tuple(warnings))
@@ -380,6 +395,7 @@ def _row_decoder() -> Callable[[bytes], Result]:
     raw = msgspec.json.Decoder(_RawRow).decode
     case_of = msgspec.json.Decoder(Case).decode
     cases: dict[bytes, Case] = {}
+    same: dict[Case, Case] = {}
     texts: dict[str, str] = {}
 
     def decode(line: bytes) -> Result:
@@ -389,12 +405,13 @@ def _row_decoder() -> Callable[[bytes], Result]:
             encoded = bytes(fields["case"])
             case = cases.get(encoded)
             if case is None:
-                case = cases[encoded] = case_of(encoded)
+                case = case_of(encoded)
+                case = cases[encoded] = same.setdefault(case, case)  # however it was written
             fields["case"] = case
             for name in ("strategy", "clock", "repro"):
                 fields[name] = texts.setdefault(fields[name], fields[name])
             return Result(**fields)
-        except (msgspec.MsgspecError, InputError):
+        except _UNREADABLE:
             return whole(line)  # which says where in the row the fault is
 
     return decode
@@ -405,12 +422,19 @@ def _load_info(folder: Path) -> RunInfo:
     try:
         data = path.read_bytes()
     except OSError as error:
-        inside = sorted(str(found.parent) for found in folder.glob(f"*/{RUN_FILE}"))
+        inside = _runs_in(folder)
         raise StoreError(
             f"run {str(folder)!r}: no {RUN_FILE} to read ({error.strerror}); "
             f"expected {' or '.join(inside) or 'the folder of a run, as `kvbench run` made it'}"
         ) from error
     return decode_info(data, path)
+
+
+def _runs_in(folder: Path) -> list[str]:
+    try:
+        return sorted(str(found.parent) for found in folder.glob(f"*/{RUN_FILE}"))
+    except OSError:  # why it can't be read is said anyway
+        return []
 
 
 def decode_info(data: bytes | msgspec.Raw, path: Path) -> RunInfo:
@@ -430,5 +454,5 @@ def decode_info(data: bytes | msgspec.Raw, path: Path) -> RunInfo:
                 f"{path}: schema version {version!r}; this kvbench reads version {SCHEMA_VERSION}"
             )
         return msgspec.json.decode(data, type=RunInfo)
-    except (msgspec.MsgspecError, InputError) as error:
+    except _UNREADABLE as error:
         raise StoreError(f"{path} is torn or no run: {error}") from error

@@ -527,6 +527,7 @@ def test_the_command_fails_with_a_fault(audit, monkeypatch):
         (("--target", "sm_91"), "unknown target 'sm_91' (did you mean 'sm_90'?); expected one of"),
         (("--kernel", "atend"), "unknown kernel 'atend' (did you mean 'attend'?); expected one of"),
         (("--compare", "none.json"), "none.json: No such file or directory"),
+        (("--json", __file__ + "/x.json"), "x.json': expected a file that can be written"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, audit):

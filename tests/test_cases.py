@@ -62,6 +62,7 @@ MLA = {"layout": "MLA", "num_heads": 1, "num_kv_heads": 1, "head_dim": 576}
         ({"head_dim": 0}, ["head_dim=0", "an integer, 1 or more"]),
         ({"num_kv_heads": 0}, ["num_kv_heads=0", "an integer, 1 or more"]),
         ({**MLA, "rope_dim": 0}, ["rope_dim=0", "an integer, 1 or more"]),
+        ({"batch": 2**20 + 1}, ["batch=1048577", "1048576 or less"]),
         ({"batch": -1}, ["batch=-1", "an integer, 0 or more"]),
         ({"num_heads": 12}, ["num_heads=12", "num_kv_heads=8", "a multiple of num_kv_heads"]),
         ({"num_heads": 4}, ["num_heads=4", "num_kv_heads=8", "a multiple of num_kv_heads"]),

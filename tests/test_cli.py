@@ -879,6 +879,54 @@ def test_nobody_at_the_address_of_a_cluster_is_said_at_once(kvbench_, tmp_path):
     assert not out.exists()
 
 
+def test_more_shards_than_cases_are_refused(kvbench_, tmp_path):
+    asked = ("-s", "write.loop", "-a", "seq_len=1,2", *QUICK, "-o", tmp_path / "run")
+    for shard in ("1/3", f"1/{10**30}"):
+        refused(kvbench_("run", *asked, "--shard", shard), shard, "N up to 2")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["rank", "report"])
+def test_more_layers_than_a_machine_holds_are_refused(kvbench_, tmp_path, command):
+    run = run_folder(tmp_path / "run", sweep_rows())
+    refused(kvbench_(command, run, "--layers", 10**30), str(10**30), "layers")
+
+
+def redirected(words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A command of a shell, with its own redirections."""
+    return subprocess.run(
+        ["sh", "-c", f"{shlex.quote(sys.executable)} -m kvbench {words}"],  # noqa: S607
+        env=os.environ | environment,
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_can_not_be_written_is_one_line(tmp_path):
+    run = shlex.quote(str(run_folder(tmp_path / "run", sweep_rows())))
+    full = redirected(f"rank {run} > /dev/full")
+    assert full.returncode == 2
+    assert full.stderr.startswith(b"error: standard output: No space left on device; expected")
+    assert full.stderr.count(b"\n") == 1
+
+
+def test_output_that_is_closed_or_of_another_encoding_loses_no_result(tmp_path):
+    run = shlex.quote(str(run_folder(tmp_path / "run", sweep_rows())))
+    closed = redirected(f"rank {run} >&-")
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    ascii_ = redirected(f"rank {run}", PYTHONIOENCODING="ascii")
+    assert (ascii_.returncode, ascii_.stderr) == (0, b"")
+    assert rb" \xb5s " in ascii_.stdout
+
+
+def test_a_path_that_is_no_text_can_be_measured_into(kvbench_, tmp_path):
+    folder = tmp_path / os.fsdecode(b"r\xff")
+    ended = kvbench_("run", "-s", "write.loop", "-a", "seq_len=1", *QUICK, "-o", folder)
+    assert (ended.code, ended.err) == (0, "")
+    assert load(folder).info.command.endswith(r"r\udcff'")
+
+
 def test_shards_are_measured_apart_and_merged(kvbench_, tmp_path):
     run = ("run", "-a", "seq_len=1,2,3", "-s", "write.loop", *QUICK)
     for number in (1, 2):

@@ -1,6 +1,7 @@
 """`kvbench compare` and `kvbench ab` as a user meets them: every exit code, every form."""
 
 import dataclasses
+import errno
 import functools
 import json
 import math
@@ -242,6 +243,38 @@ def test_a_report_without_a_place_is_refused(kvbench_, base, tmp_path):
         refused(kvbench_("compare", base, base, "--markdown", where), str(where))
         refused(kvbench_("ab", ".", ".", *AB, "--markdown", where), str(where))
     refused(kvbench_("compare", base, base, "--markdown", "-", "--json", "-"), "one of them")
+
+
+@pytest.mark.parametrize("form", ["--markdown", "--json"])
+def test_a_report_takes_no_runs_place(kvbench_, base, tmp_path, form):
+    file = tmp_path / "bench.json"
+    file.write_text("{}")
+    for where in (base / "rows.jsonl", base / "run.json", base / ".." / "base" / "rows.jsonl"):
+        before = contents(tmp_path)
+        refused(kvbench_("compare", base, base, form, where), str(where), "a run's own")
+        refused(kvbench_("ab", ".", ".", *AB, form, where), str(where), "a run's own")
+        refused(kvbench_("compare", base, file, form, file), str(file), "what is compared")
+        assert contents(tmp_path) == before
+    both = ("--markdown", tmp_path / "r", "--json", tmp_path / "." / "r")
+    refused(kvbench_("compare", base, base, *both), str(tmp_path / "r"), "a file for each")
+    long = tmp_path / ("r" * 300)
+    refused(kvbench_("compare", base, base, form, long), str(long), "too long")
+
+
+def test_a_report_that_does_not_fit_leaves_the_old_one(kvbench_, base, tmp_path, monkeypatch):
+    file = tmp_path / "r.json"
+    file.write_text("old")
+    write_bytes = Path.write_bytes
+
+    def full(path, data):
+        write_bytes(path, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    ended = kvbench_("compare", base, base, "--json", file)
+    assert (ended.code, "No space left" in ended.err) == (2, True)
+    assert file.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "r.json"]
 
 
 def test_files_of_pytest_benchmark_are_compared(kvbench_, base, tmp_path):

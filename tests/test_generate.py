@@ -284,6 +284,8 @@ def test_sizes_by_name_are_changed_one_by_one():
     found = random_sizes("tiny", ("num_layers=7", "head_dim=32"))
     assert found == replace(SIZES["tiny"], num_layers=7, head_dim=32)
     assert isinstance(found, ModelConfig)
+    with pytest.raises(InputError, match=r"'num_layers=8': num_layers is given twice"):
+        random_sizes("tiny", ("num_layers=7", "num_layers=8"))
 
 
 def served(*prompts, count=6, **options):

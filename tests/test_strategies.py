@@ -15,15 +15,15 @@ from torch.profiler import ProfilerActivity, profile
 from kvbench import oracle
 from kvbench.axes import expand_all
 from kvbench.cases import LAYOUTS, OPS, OUTPUTS, Case
-from kvbench.errors import InputError
+from kvbench.errors import InputError, StrategyError
 from kvbench.filling import fill
 from kvbench.kernels.native import library
 from kvbench.kernels.tiles import default_tiles
 from kvbench.presets import CHECK_GRIDS
 from kvbench.strategies import registry
-from kvbench.strategies.base import Strategy
+from kvbench.strategies.base import Strategy, why_unsupported, why_untimed
 from kvbench.strategies.step.pairs import DEFAULT_PAIRS
-from kvbench.sweep.checking import check_case
+from kvbench.sweep.checking import check_all, check_case
 from kvbench.workload import build
 
 CPU = torch.device("cpu")
@@ -489,6 +489,9 @@ def test_an_attention_over_a_read_can_be_handed_to_another_process():
         ("mine.py", "", "registers nothing; expected a class under @kvbench.strategies.registry"),
         ("mine.py", USER_FILE.replace("write.mine", "write.loop"), "'write.loop' is registered"),
         ("mine.py", USER_FILE.replace('op = "write"', 'op = "w"'), "op of strategy 'write.mine'"),
+        ("mine.py", USER_FILE.replace('"mine"', "None"), "Mine: summary=None: expected a text"),
+        ("mine.py", USER_FILE.replace('"write.mine"', "5"), "Mine: name=5: expected a text"),
+        ("mine.py", USER_FILE.replace("(Strategy)", ""), "expected a class that derives from"),
     ],
     ids=str,
 )
@@ -509,6 +512,37 @@ def test_the_error_of_a_file_names_the_file(tmp_path):
         with pytest.raises(InputError) as raised:
             registry.load_file(path)
         assert str(path) in str(raised.value), text
+
+
+@pytest.mark.parametrize("method", ["supports", "untimed"])
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("1 / 0", "failed: ZeroDivisionError: division by zero"),
+        ("return True", "returned True; expected None or the reason why not"),
+    ],
+)
+def test_a_strategy_that_can_not_say_what_it_can_is_named(tmp_path, strategies, method, body, why):
+    path = tmp_path / "mine.py"
+    path.write_text(f"{USER_FILE}\n    def {method}(self, *_):\n        {body}\n")
+    registry.load_file(path)
+    mine = strategies["write.mine"]
+    case = Case(op="write", seq_len=5)
+    said = f"strategy 'write.mine': {method} {why}"
+    with pytest.raises(StrategyError) as raised:
+        why_unsupported(mine, case, CPU) or why_untimed(mine, CPU)
+    assert str(raised.value) == said
+    report = check_all([case], [mine], CPU, lambda _: None)
+    assert report.counts == {"write.mine": {"failed": 1}}
+    assert said in report.faults[0]
+
+
+def test_a_strategy_that_ends_the_process_has_failed(tmp_path, strategies):
+    path = tmp_path / "mine.py"
+    path.write_text(USER_FILE.replace("pass", "raise SystemExit(3)"))
+    registry.load_file(path)
+    status, why = check_case(Case(op="write", seq_len=5), strategies["write.mine"], CPU)
+    assert (status, why) == ("failed", "SystemExit: 3")
 
 
 def test_a_folder_is_no_strategy_file(tmp_path):

@@ -11,7 +11,7 @@ from made_git import commit, git, isolated
 
 from kvbench.errors import InputError
 from kvbench.sweep import trees
-from kvbench.sweep.trees import Tree, strategy_files, tree
+from kvbench.sweep.trees import Tree, refuse_without_code, strategy_files, tree
 
 HERE = Path(sys.executable)
 
@@ -230,3 +230,17 @@ def test_a_file_that_is_nowhere_is_refused():
         "strategy file 'kernels/none.py': neither in HEAD nor in . nor in the current folder; "
         "expected a Python file"
     )
+
+
+def test_a_tree_that_has_nothing_to_measure_is_refused(repository):
+    ours = Path("kernels/ours.py")
+    with tree("HEAD") as base, tree(".") as work, tree(sys.executable) as installed:
+        for trees_ in ((base, work), (installed, base)):
+            with pytest.raises(InputError, match=r"'(HEAD|\.)': no folder kvbench in it; expected"):
+                refuse_without_code(trees_, [ours.absolute()])
+        refuse_without_code((installed, installed), [])
+        refuse_without_code((base, work), [ours])  # it is the strategies that are compared
+    (repository / "kvbench").mkdir()
+    (repository / "kvbench" / "__init__.py").touch()
+    with tree(".") as work:
+        refuse_without_code((work, work), [])

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvbench.audit.findings import Fault, Finding
 from kvbench.errors import StoreError
+from kvbench.files import replace_file
 
 _SCHEMA = 1
 
@@ -30,7 +31,7 @@ def write(record: Record, path: Path) -> None:
     lines = ",\n".join(map(_line, record.findings))
     text = json.dumps(head)[:-1] + f', "findings": [\n{lines}\n]}}\n'
     try:
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text.encode())
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
 
@@ -56,7 +57,7 @@ def read(path: Path) -> Record:
         return Record(told["triton"], told["cuda"], found)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"{path}: expected a file of kvbench audit --json") from error
 
 

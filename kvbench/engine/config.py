@@ -98,14 +98,18 @@ def random_sizes(name: str, changes: Iterable[str]) -> ModelConfig:
         changes: As "num_layers=4".
 
     Raises:
-        InputError: There is no such name or size, or the sizes don't go together.
+        InputError: There is no such name or size, one is given twice, or they don't go together.
     """
     if name not in SIZES:
         raise unknown("sizes", name, SIZES)
     sizes = asdict(SIZES[name])
     settable = [field for field, value in sizes.items() if type(value) is int]
+    changed: set[str] = set()
     for change in changes:
         field, _, text = change.partition("=")
+        if field in changed:
+            raise InputError(f"size {change!r}: {field} is given twice; expected it once")
+        changed.add(field)
         if field not in settable:
             raise unknown("size", field, settable)
         if not text.isascii() or not text.isdecimal():

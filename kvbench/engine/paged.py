@@ -190,7 +190,7 @@ def _named(strategy: Does) -> Iterator[None]:
         yield
     except KvbenchError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}"
         raise StrategyError(f"strategy {strategy.name!r} failed: {what}") from error
 

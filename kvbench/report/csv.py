@@ -6,6 +6,7 @@ import pandas as pd
 
 from kvbench.analysis.frame import CASE_FIELDS
 from kvbench.errors import StoreError
+from kvbench.files import replace_file
 
 COLUMNS = (
     "phase",
@@ -50,9 +51,8 @@ def save_rows(frame: pd.DataFrame, path: Path) -> None:
         StoreError: It can't be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Opened here: what pandas raises for a path has no strerror.
-        with path.open("w", encoding="utf-8", newline="") as file:
-            frame.to_csv(file, columns=columns(frame), index=False, lineterminator="\n")
+        replace_file(
+            path, frame.to_csv(columns=columns(frame), index=False, lineterminator="\n").encode()
+        )
     except OSError as error:
         raise StoreError(f"{str(path)!r}: {error.strerror}") from error

@@ -1,11 +1,12 @@
 """The interface of a strategy: a name, an op, and up to four methods."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from kvbench.cases import Case
+from kvbench.errors import StrategyError
 from kvbench.results import Part, Phase
 from kvbench.workload import Workload
 
@@ -93,3 +94,37 @@ class Strategy(ABC):
         """What of it is timed by itself: what is timed at all has a row per phase and clock."""
         once: tuple[Phase, ...] = ("prepare",) if cls.has_prepare() else ()
         return ("run", *once, *cls.parts)
+
+
+def why_unsupported(strategy: Strategy, case: Case, device: torch.device) -> str | None:
+    """What `supports` answers.
+
+    Raises:
+        StrategyError: It fails, or answers neither None nor a reason.
+    """
+    return _answer(strategy, "supports", case, device)
+
+
+def why_untimed(strategy: Strategy, device: torch.device) -> str | None:
+    """What `untimed` answers.
+
+    Raises:
+        StrategyError: It fails, or answers neither None nor a reason.
+    """
+    return _answer(strategy, "untimed", device)
+
+
+def _answer(
+    strategy: Strategy, method: Literal["supports", "untimed"], *arguments: object
+) -> str | None:
+    try:
+        answer = getattr(strategy, method)(*arguments)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise StrategyError(f"strategy {strategy.name!r}: {method} failed: {what}") from error
+    if not isinstance(answer, str | None):
+        raise StrategyError(
+            f"strategy {strategy.name!r}: {method} returned {answer!r}; "
+            "expected None or the reason why not"
+        )
+    return answer

@@ -23,8 +23,15 @@ def register(cls: type[Strategy]) -> type[Strategy]:
     """Class decorator: make a strategy known by its name.
 
     Raises:
-        InputError: The name is taken or isn't the op's, or the op is none.
+        InputError: It is no strategy, or lacks a name, an op or a summary; the name is taken or
+            isn't the op's, or the op is none.
     """
+    if not (isinstance(cls, type) and issubclass(cls, Strategy)):
+        raise InputError(f"{cls!r}: expected a class that derives from Strategy")
+    for field in ("name", "op", "summary"):
+        if not isinstance(getattr(cls, field, None), str):
+            found = getattr(cls, field, None)
+            raise InputError(f"strategy {cls.__name__}: {field}={found!r}: expected a text")
     if cls.op not in OPS:
         raise unknown(f"op of strategy {cls.name!r}:", cls.op, OPS)
     if not cls.name.startswith(f"{cls.op}.") or cls.name == f"{cls.op}.":

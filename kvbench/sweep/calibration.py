@@ -17,7 +17,7 @@ from kvbench.cases import Case
 from kvbench.devices import synchronize
 from kvbench.errors import InputError
 from kvbench.filling import fill
-from kvbench.strategies.base import Strategy
+from kvbench.strategies.base import Strategy, why_unsupported, why_untimed
 from kvbench.timing.clocks import Clock
 from kvbench.timing.rounds import StoppingRule, sample_rounds
 from kvbench.workload import build
@@ -105,8 +105,8 @@ def calibrate(
         for strategy in strategies
         for case in CASES
         if case.op == strategy.op
-        and strategy.supports(case, device) is None
-        and strategy.untimed(device) is None
+        and why_unsupported(strategy, case, device) is None
+        and why_untimed(strategy, device) is None
     ]
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
     if cells > len(pairs):

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,11 @@ import torch
 from kvbench import oracle
 from kvbench.cases import Case
 from kvbench.devices import free_bytes
-from kvbench.errors import InputError
+from kvbench.errors import InputError, StrategyError
 from kvbench.kernels import availability
 from kvbench.kernels.tiles import default_tiles
 from kvbench.results import Status
-from kvbench.strategies.base import Strategy
+from kvbench.strategies.base import Strategy, why_unsupported, why_untimed
 from kvbench.sweep.measure import one_line, repro
 from kvbench.units import format_bytes
 from kvbench.workload import build, needed_bytes
@@ -51,13 +52,9 @@ def check_case(case: Case, strategy: Strategy, device: torch.device) -> tuple[St
     Returns:
         "checked" and "" if every bit was right, else what was wrong with it and how.
     """
-    reason = strategy.supports(case, device)
-    if reason is not None:
-        return "unsupported", reason
-    free = free_bytes(device)
-    needed = needed_bytes(case, free)
-    if needed > free:
-        return "does not fit", f"needs {format_bytes(needed)}; {format_bytes(free)} are free"
+    refused = _refused(case, strategy, device)
+    if refused is not None:
+        return refused
     try:
         workload = build(case, device)
     except InputError as error:  # no strategy can do it: its slots have no room
@@ -66,9 +63,25 @@ def check_case(case: Case, strategy: Strategy, device: torch.device) -> tuple[St
         return "failed", one_line(error)
     try:
         mismatch = oracle.check(strategy, workload)
-    except Exception as error:  # noqa: BLE001 - any failure of a strategy is its result
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any failure of a strategy is its result
         return "failed", one_line(error)
     return ("incorrect", mismatch) if mismatch else ("checked", "")
+
+
+def _refused(case: Case, strategy: Strategy, device: torch.device) -> tuple[Status, str] | None:
+    """Why there is nothing to check; None if there is."""
+    try:
+        reason = why_unsupported(strategy, case, device)
+        why_untimed(strategy, device)  # it is asked before it is timed
+    except StrategyError as error:
+        return "failed", str(error)
+    if reason is not None:
+        return "unsupported", reason
+    free = free_bytes(device)
+    needed = needed_bytes(case, free)
+    if needed > free:
+        return "does not fit", f"needs {format_bytes(needed)}; {format_bytes(free)} are free"
+    return None
 
 
 def kernel_notes(device: torch.device) -> tuple[str, ...]:
@@ -78,6 +91,15 @@ def kernel_notes(device: torch.device) -> tuple[str, ...]:
     from kvbench.kernels.report import kernel_lines  # noqa: PLC0415 - needs Triton
 
     return kernel_lines()
+
+
+def _untimed(strategies: Sequence[Strategy], device: torch.device) -> list[str]:
+    found = []
+    for strategy in strategies:
+        with suppress(StrategyError):  # which is a fault of each of its checks
+            reason = why_untimed(strategy, device)
+            found += [f"{strategy.name}: {reason}"] if reason else []
+    return found
 
 
 def check_all(
@@ -116,7 +138,7 @@ def check_all(
                 command = repro(case, strategy, device).replace(" run ", " check ", 1)
                 faults.append(f"{strategy.name} {status}: {reason}\n  {command}")
         on_case(case)
-    notes = [f"{s.name}: {s.untimed(device)}" for s in strategies if s.untimed(device)]
+    notes = _untimed(strategies, device)
     notes += [f"{name}, {count} cases {why}" for (name, why), count in unsupported.items()]
     notes += kernel_notes(device)
     return CheckReport(counts, tuple(faults), tuple(notes), dict(cells))

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kvbench.devices import free_bytes
+from kvbench.strategies.base import why_unsupported, why_untimed
 from kvbench.sweep.bench import select_clocks
 from kvbench.sweep.runner import Plan
 from kvbench.units import format_bytes
@@ -34,10 +35,10 @@ def forecast(plan: Plan) -> Forecast:
         fits = needed <= free
         largest = max(largest, needed if fits else 0)
         for strategy in plan.strategies_for(case):
-            reason = strategy.supports(case, plan.device)
+            reason = why_unsupported(strategy, case, plan.device)
             if not fits:
                 reason = f"does not fit in the {format_bytes(free)} that are free"
             cells[strategy.name][reason or "to do"] += 1
-            if reason is None and strategy.untimed(plan.device) is None:
+            if reason is None and why_untimed(strategy, plan.device) is None:
                 seconds += plan.cell_seconds * len(strategy.phases()) * clocks
     return Forecast(cells, largest, seconds)

@@ -11,7 +11,7 @@ from kvbench.analysis.prediction import Foretold
 from kvbench.cases import OF_CONTEXTS, Case
 from kvbench.kernels.recording import pretending
 from kvbench.results import LaunchCounts, Phase
-from kvbench.strategies.base import Strategy
+from kvbench.strategies.base import Strategy, why_unsupported
 from kvbench.timing.accelerator import Accelerator
 from kvbench.timing.launches import FusedAttention, fake_cuda, predict_launches
 from kvbench.workload import Workload, build
@@ -70,7 +70,7 @@ def _refused(strategy: Strategy, case: Case, *, hip: bool) -> str | None:
     version.hip = "predicted" if hip else None
     try:
         with pretending():
-            return strategy.supports(case, torch.device("cuda"))
+            return why_unsupported(strategy, case, torch.device("cuda"))
     finally:
         version.hip = own
 

@@ -51,6 +51,10 @@ class Tree:
         # They may be relative to the current folder, and its process runs in another.
         return found | {"PYTHONPATH": os.pathsep.join(str(each.absolute()) for each in folders)}
 
+    def has_code(self) -> bool:
+        """Whether it has a kvbench; without one its process would take whatever is installed."""
+        return self.installed or (self.folder / "kvbench" / "__init__.py").is_file()
+
     def own(self, path: Path) -> Path | None:
         """A file of the user's as the tree has it; None if it doesn't."""
         found = self.folder / self.prefix / path
@@ -85,6 +89,28 @@ def strategy_files(trees: Sequence[Tree], files: Sequence[Path]) -> list[dict[Pa
             if path is not None:
                 of_tree[path] = file
     return found
+
+
+def refuse_without_code(trees: Sequence[Tree], files: Sequence[Path]) -> None:
+    """Refuse a tree that has nothing to measure: its times would be those of what is installed.
+
+    Without a kvbench trees are compared by their strategies: one of them then has a file of these.
+
+    Args:
+        trees: Those that are to be measured.
+        files: The user's files of strategies, as the user named them.
+
+    Raises:
+        InputError: A tree has no kvbench, and none has a file of its own.
+    """
+    if any(tree.own(file) for tree in trees for file in files if not file.is_absolute()):
+        return
+    for each in trees:
+        if not each.has_code():
+            raise InputError(
+                f"{each.name!r}: no folder kvbench in it; expected a tree of kvbench, or one that "
+                "has a file of --load"
+            )
 
 
 @contextmanager
