@@ -28,7 +28,7 @@ from kvbench.report.panels import Outline, Page, outlines
 from kvbench.report.style import styled
 from kvbench.results import RunInfo
 
-MOST_PANELS = 105
+MOST_PANELS = 110
 """Of the figures that a run draws unasked, each with one more for what is around its panels: a
 panel takes some 0.1 s to draw and save."""
 
