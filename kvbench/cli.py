@@ -316,8 +316,9 @@ def _sweep_fleet(
 
 def _report(folders: Iterable[Path], layers: int) -> None:
     """Tables and plots of runs; exit code 1 if a strategy was wrong or failed."""
+    from kvbench.analysis.doubt import doubtful
     from kvbench.report.answer import answers, basis, plain, sentences
-    from kvbench.report.machine import busy, doubt_table
+    from kvbench.report.machine import doubt_table
     from kvbench.report.tables import environment_line
 
     wrong = False
@@ -327,17 +328,16 @@ def _report(folders: Iterable[Path], layers: int) -> None:
         _print_tables(frame, layers, markdown=False)
         _print_first_calls(frame, markdown=False)
         _print_untimed(frame)
-        doubts = doubt_table(frame, _MOST_DOUBTS)
-        if doubts is not None:
-            out.print(doubts.rich())
+        doubted = doubt_table(doubtful(frame), _MOST_DOUBTS)
+        if doubted is not None:
+            out.print(doubted.rich())
         say(environment_line(done.info))
         save_plots(done, frame, folder / PLOTS_FOLDER)
         found = answers(frame, layers)
-        said = busy(done.info)
-        if said:
-            say(f"\nWARNING: {said}")
+        say("")
+        _warn(done, frame, markdown=False)
         if found:
-            say(f"\n{basis(found, layers)}:")
+            say(f"{basis(found, layers)}:")
             say(f"{plain(sentences(found))}\n")
         missing = missing_for_html()
         if missing:
@@ -454,7 +454,7 @@ def rank(folder: Path, layers: int | None, left_out: tuple[str, ...], *, markdow
     """Print the ranking of a run: which strategy is fastest, and by how much."""
     done = load_run(folder, left_out)
     frame = _frame(done)
-    _say_busy(done, markdown=markdown)
+    _warn(done, frame, markdown=markdown)
     _print_tables(frame, layers or done.info.layers, markdown=markdown)
     _print_first_calls(frame, markdown=markdown)
     if not markdown:
@@ -491,7 +491,7 @@ def fit(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
 
     done = load_run(folder, left_out)
     frame = _frame(done)
-    _say_busy(done, markdown=markdown)
+    _warn(done, frame, markdown=markdown)
     for op in OPS:
         fits = fit_run(frame, op)
         for table in (
@@ -513,8 +513,9 @@ def claims(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
     from kvbench.report.claims import claims_table
 
     done = load_run(folder, left_out)
-    _say_busy(done, markdown=markdown)
-    show(claims_table(_frame(done), done.info), markdown=markdown)
+    frame = _frame(done)
+    _warn(done, frame, markdown=markdown)
+    show(claims_table(frame, done.info), markdown=markdown)
 
 
 @cli.command()
@@ -760,12 +761,12 @@ def _frame(done: Run) -> "pd.DataFrame":
     return to_frame(done.results)
 
 
-def _say_busy(run: Run, *, markdown: bool) -> None:
-    """What to know before tables of a run that began on a busy machine; nothing of another."""
-    from kvbench.report.machine import busy
+def _warn(run: Run, frame: "pd.DataFrame", *, markdown: bool) -> None:
+    """What to know before what is said of a run: that it was disturbed, if it was."""
+    from kvbench.analysis.doubt import doubtful
+    from kvbench.report.machine import busy, doubts
 
-    said = busy(run.info)
-    if said:
+    for said in filter(None, (busy(run.info), doubts(doubtful(frame), frame))):
         say(f"**{said}**\n" if markdown else f"WARNING: {said}")
 
 

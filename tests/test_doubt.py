@@ -2,11 +2,12 @@
 
 import pytest
 from made import result, sweep_rows
-from made_report import unresolved
+from made_report import run_of, unresolved
 
 from kvbench.analysis.doubt import doubtful
 from kvbench.analysis.frame import to_frame
-from kvbench.report.machine import doubt_table
+from kvbench.report.machine import doubt_table, doubts
+from kvbench.report.sections import compose
 
 
 def row(seq_len: int, scale: float, strategy: str = "write.a", **fields):
@@ -71,19 +72,30 @@ def test_what_was_not_timed_is_no_neighbour():
 
 
 def test_doubtful_times_are_told_with_how_to_measure_them_again():
-    table = doubt_table(to_frame([row(8, 500), row(64, 2)]))
+    table = doubt_table(doubtful(to_frame([row(8, 500), row(64, 2)])))
     assert table.rows == (
         ("write.a", "run", "wall", "op=write seq_len=8", "5.00 ms", "20.0 µs at 64", "again 8"),
     )
-    assert doubt_table(to_frame(sweep_rows())) is None
+    assert doubt_table(doubtful(to_frame(sweep_rows()))) is None
 
 
 def test_of_many_doubtful_times_a_terminal_has_those_that_are_contradicted_most():
     rows = [row(8, 500), row(16, 900), row(32, 700), row(64, 2)]
-    table = doubt_table(to_frame(rows), 2)
+    table = doubt_table(doubtful(to_frame(rows)), 2)
     assert [line[3] for line in table.rows] == ["op=write seq_len=16", "op=write seq_len=32"]
     assert table.note.endswith("1 more are in the report.")
-    assert "more are in" not in doubt_table(to_frame(rows), 3).note
+    assert "more are in" not in doubt_table(doubtful(to_frame(rows)), 3).note
+
+
+def test_that_times_are_to_be_doubted_is_said_first():
+    rows = [row(8, 500), row(16, 900), row(64, 2)]
+    run, frame = run_of(rows), to_frame(rows)
+    assert doubts(doubtful(frame), frame).startswith("2 of 3 times are to be doubted: more tokens")
+    first, *_ = compose(run, frame, 32).sections[0].parts
+    assert first.markdown == f"**{doubts(doubtful(frame), frame)}**"
+    one = to_frame([row(8, 500), row(64, 2)])
+    assert doubts(doubtful(one), one).startswith("1 of 2 times is to be doubted: ")
+    assert doubts(doubtful(to_frame(sweep_rows())), to_frame(sweep_rows())) == ""
 
 
 def test_a_time_that_is_mostly_the_clock_s_own_contradicts_nothing():

@@ -216,6 +216,7 @@ def test_what_has_no_count_of_launches_is_fitted_as_if_it_always_made_as_many():
     assert joint == fit_run(to_frame(model_rows()), "write")[-1]
     assert joint.cells == 30
 
+
 def test_strategies_that_are_not_fitted_for_one_reason_share_a_line():
     rows = [result(name, [1e-5] * 5, seq_len=n) for name in ("write.b", "write.a") for n in (1, 2)]
     frame = to_frame(rows)

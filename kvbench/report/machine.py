@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from kvbench.analysis.doubt import JUMP, LEAST, doubtful
+from kvbench.analysis.doubt import JUMP, LEAST
 from kvbench.analysis.frame import CASE_FIELDS
 from kvbench.cases import Case
 from kvbench.report.doctor import findings_table
@@ -174,14 +174,32 @@ def quality_table(frame: pd.DataFrame) -> Table | None:
     )
 
 
-def doubt_table(frame: pd.DataFrame, most: int | None = None) -> Table | None:
+def doubts(doubted: pd.DataFrame, frame: pd.DataFrame) -> str:
+    """What to know first of a run with times that contradict each other; "" where there are none.
+
+    Args:
+        doubted: As `analysis.doubt.doubtful` gives them.
+        frame: All rows of the run.
+    """
+    if doubted.empty:
+        return ""
+    count, times = len(doubted), int((frame["status"] == "ok").sum())
+    are = "is" if count == 1 else "are"
+    return (
+        f"{count:,} of {times:,} times {are} to be doubted: more tokens took less, so that "
+        "something else had a core meanwhile. They count in all that is said here: measure again "
+        "what it rests on."
+    )
+
+
+def doubt_table(doubted: pd.DataFrame, most: int | None = None) -> Table | None:
     """Times that others of their line contradict, with the commands; None if there are none.
 
     Args:
-        frame: Rows of a run.
+        doubted: As `analysis.doubt.doubtful` gives them.
         most: Lines, of those that are contradicted most; all if None.
     """
-    rows = doubtful(frame)
+    rows = doubted
     if rows.empty:
         return None
     left_out = 0

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 
+from kvbench.analysis.doubt import doubtful
 from kvbench.analysis.fit import Fit, fit_run
 from kvbench.analysis.speedup import loop_of
 from kvbench.cases import OPS, WHOLE_STEPS
@@ -16,6 +17,7 @@ from kvbench.report.launches import launches_table
 from kvbench.report.machine import (
     busy,
     doubt_table,
+    doubts,
     environment_table,
     found_table,
     quality_table,
@@ -80,8 +82,9 @@ def compose(run: Run, frame: pd.DataFrame, layers: int, left_out: Sequence[str] 
         layers: Layers of a step, for step costs.
         left_out: The strategies that are not in `run` though they were measured, as patterns.
     """
+    doubted = doubtful(frame)
     builders: tuple[Callable[[], Section | None], ...] = (
-        lambda: _answer(run, frame, layers),
+        lambda: _answer(run, frame, layers, doubted),
         lambda: _charts("curves", "Launch-overhead curves", _CURVES, "launch-overhead", frame, OPS),
         lambda: _charts("speedup", "Speed-up over the loop", _SPEEDUP, "speedup", frame, OPS),
         lambda: _charts("bandwidth", "Bandwidth", _BANDWIDTH, "bandwidth", frame, _MOVING),
@@ -92,7 +95,7 @@ def compose(run: Run, frame: pd.DataFrame, layers: int, left_out: Sequence[str] 
         lambda: _steps(frame),
         lambda: _launches(frame),
         lambda: _claims(run, frame),
-        lambda: _machine(run, frame),
+        lambda: _machine(run, frame, doubted),
         lambda: _untimed(frame),
         lambda: Section("rows", "Every row, and how to measure it again", (Text(_ROWS), Rows())),
     )
@@ -163,7 +166,7 @@ def _charts(
     return _section(anchor, title, text, parts)
 
 
-def _answer(run: Run, frame: pd.DataFrame, layers: int) -> Section:
+def _answer(run: Run, frame: pd.DataFrame, layers: int, doubted: pd.DataFrame) -> Section:
     found = answers(frame, layers)
     if not found:
         return Section("answer", "The answer", (Text("Nothing was timed in this run."),))
@@ -176,7 +179,7 @@ def _answer(run: Run, frame: pd.DataFrame, layers: int) -> Section:
         "answer",
         "The answer",
         (
-            *_busy(run),
+            *_before_all(run, frame, doubted),
             Text(f"{basis(found, layers)}:"),
             Text(sentences(found)),
             answer_table(found, layers),
@@ -185,9 +188,8 @@ def _answer(run: Run, frame: pd.DataFrame, layers: int) -> Section:
     )
 
 
-def _busy(run: Run) -> list[Part]:
-    said = busy(run.info)
-    return [Text(f"**{said}**")] if said else []
+def _before_all(run: Run, frame: pd.DataFrame, doubted: pd.DataFrame) -> list[Part]:
+    return [Text(f"**{said}**") for said in (busy(run.info), doubts(doubted, frame)) if said]
 
 
 def _crossovers(frame: pd.DataFrame) -> Section | None:
@@ -252,14 +254,14 @@ def _claims(run: Run, frame: pd.DataFrame) -> Section | None:
     return Section("claims", "The claims of the teaching series", (claims_table(frame, run.info),))
 
 
-def _machine(run: Run, frame: pd.DataFrame) -> Section:
+def _machine(run: Run, frame: pd.DataFrame, doubted: pd.DataFrame) -> Section:
     more = _tables(environment_table(run.info), found_table(run.info), first_calls_table(frame))
     return Section(
         "machine",
         "The machine, and how far to trust these times",
         (
             Text(warnings_of(run.info)),
-            *_tables(quality_table(frame), doubt_table(frame)),
+            *_tables(quality_table(frame), doubt_table(doubted)),
             *_folded("All that is known of the machine", more),
         ),
     )
