@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 import click
 
 from kvbench.axes import override_all
-from kvbench.console import say, show
+from kvbench.console import refuse_other_run, say, show
 from kvbench.errors import InputError
 from kvbench.options import LAYERS_OPTION, cell_options, given_axes
 from kvbench.presets import PREDICTED_GRIDS
-from kvbench.store import has_run
 
 if TYPE_CHECKING:  # imported where needed: `kvbench --help` should not wait for torch
     from kvbench.analysis.prediction import Foretold
@@ -64,10 +63,8 @@ def predict(
     overrides = given_axes(axes, ops)
     cases = override_all(PREDICTED_GRIDS, overrides)
     overrides.refuse_without_effect(cases)
-    if folder is not None and has_run(folder):
-        raise InputError(
-            f"folder {str(folder)!r} holds a run; expected another: a prediction is no result"
-        )
+    if folder is not None:
+        refuse_other_run(folder, None)
 
     from kvbench.cases import Case
     from kvbench.report import prediction
@@ -103,9 +100,13 @@ def predict(
     if folder is not None:
         from kvbench.report.save import save_figure
 
+        drawn = False
         for name, figure in prediction.figures(frame, given):
+            drawn = True
             for path in save_figure(figure, folder, name):
                 say(str(path))
+        if not drawn:
+            say("No plots: nothing is predicted at two or more values of seq_len.")
 
 
 def _refuse_untold(told: "list[Foretold]") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from kvbench.console import load_run, out, say
+from kvbench.console import load_run, out, refuse_other_run, say
 from kvbench.errors import InputError, StoreError
 from kvbench.files import replace_file
 from kvbench.options import LAYERS_OF_RUN_OPTION, WITHOUT_OPTION
@@ -73,8 +73,9 @@ def plot(
     """
     from kvbench.analysis.frame import to_frame
 
-    done = load_run(folder, left_out)
     to = target or _plots_folder(folder, style)
+    refuse_other_run(to, folder)
+    done = load_run(folder, left_out)
     frame = to_frame(done.results)
     save_plots(done, frame, to, style, layers=layers, everything=everything, left_out=left_out)
 
@@ -110,6 +111,7 @@ def report(
     """
     from kvbench.analysis.frame import to_frame
 
+    refuse_other_run(target or folder, folder)
     done = load_run(folder, left_out)
     frame = to_frame(done.results)
     write_report(done, frame, target or folder, layers or done.info.layers, only, left_out)

@@ -113,6 +113,20 @@ def refuse_unwritable(file: Path) -> None:
         raise InputError(f"report {str(file)!r}: it is a run's own; expected another file")
 
 
+def refuse_other_run(folder: Path, run: Path | None) -> None:
+    """Before something made of a run is put where another run lies, and would be taken for its own.
+
+    Args:
+        folder: Where it is to go.
+        run: The run that it is of; None if it is of none.
+
+    Raises:
+        InputError: There is another run.
+    """
+    if has_run(folder) and (run is None or folder.resolve() != run.resolve()):
+        raise InputError(f"folder {str(folder)!r} is another run's; expected one without a run")
+
+
 def unwritable(file: Path, error: OSError) -> InputError:
     """That a report can't be written, and why."""
     return InputError(

@@ -151,6 +151,14 @@ def test_all_that_is_said_of_a_run_can_be_without_a_strategy(kvbench_, made_run)
     assert "speedup" not in kvbench_("plot", made_run, "--without", "write.loop").out
 
 
+@pytest.mark.parametrize("command", ["report", "plot"])
+def test_what_is_made_of_a_run_takes_no_place_in_another(kvbench_, made_run, tmp_path, command):
+    other = run_folder(tmp_path / "other", sweep_rows())
+    before = contents(other)
+    refused(kvbench_(command, made_run, "-o", other), f"{str(other)!r}", "is another run's")
+    assert contents(other) == before
+
+
 def test_without_the_plotting_library_html_is_refused_and_markdown_is_not(
     kvbench_, made_run, monkeypatch
 ):

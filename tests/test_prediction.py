@@ -375,7 +375,16 @@ def test_a_prediction_is_not_drawn_into_a_run(predict, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     code, _, said = predict("--gpu", "l4", *FEW, "-o", tmp_path)
     assert code == 2
-    assert "a prediction is no result" in said
+    assert "is another run's" in said
+
+
+def test_a_prediction_of_one_size_says_that_there_is_nothing_to_draw(predict, tmp_path):
+    code, printed, _ = predict(
+        "--gpu", "l4", "-s", "write.loop", "-a", "seq_len=8", "-o", tmp_path / "drawn"
+    )
+    assert code == 0
+    assert "No plots: nothing is predicted at two or more values of seq_len." in printed
+    assert not (tmp_path / "drawn").exists()
 
 
 def test_the_default_sizes_have_those_that_the_series_makes_its_claims_for():

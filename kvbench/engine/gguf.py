@@ -166,7 +166,7 @@ def read(path: Path) -> ModelFile:
     except ModuleNotFoundError as error:
         raise InputError(
             f"model file {str(path)!r}: reading it takes the package {error.name}, which is not "
-            "here; expected it to be installed, as by pip install 'kvbench[engine]'"
+            "here; expected it to be installed, as by pip install '.[engine]' in a clone"
         ) from error
     try:
         with np.errstate(all="raise"):

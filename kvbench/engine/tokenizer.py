@@ -140,7 +140,7 @@ class Tokenizer:
         except ModuleNotFoundError as error:
             raise self._metadata.refusal(
                 "its text takes the package tokenizers, which is not here; expected it to be "
-                "installed, as by pip install 'kvbench[engine]'"
+                "installed, as by pip install '.[engine]' in a clone"
             ) from error
         merges = [tuple(m.split(" ")) for m in self._metadata.items("tokenizer.ggml.merges", str)]
         vocabulary = {text: token for token, text in enumerate(self._texts)}

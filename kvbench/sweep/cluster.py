@@ -1,6 +1,6 @@
 """Machines and GPUs of a Ray cluster, and what runs on each: a host with a worker of its own.
 
-Ray is optional: `pip install 'kvbench[ray]'`. Everything that knows Ray is in this file.
+Ray is optional: `pip install '.[ray]'` in a clone. Everything that knows Ray is in this file.
 """
 
 import dataclasses
@@ -222,7 +222,9 @@ def connect(address: str) -> Iterator[Cluster]:
         InputError: Ray is not installed, or nothing answers there.
     """
     if find_spec("ray") is None:
-        raise InputError("--ray: Ray is not installed; expected it, as pip install 'kvbench[ray]'")
+        raise InputError(
+            "--ray: Ray is not installed; expected it, as by pip install '.[ray]' in a clone"
+        )
     _refuse_silence(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = import_module("ray")

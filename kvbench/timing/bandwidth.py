@@ -54,7 +54,10 @@ def _copies(
     if source.device.type == "cpu":
         threads = torch.get_num_threads()
         for count in sorted({1, threads}):
-            yield f"memmove, {count} thread(s)", _memmove(target, source, pool, count)
+            yield (
+                f"memmove, {count} thread{'s' * (count > 1)}",
+                _memmove(target, source, pool, count),
+            )
 
 
 def measure_copy_bandwidth(device: torch.device) -> CopyBandwidth:
