@@ -51,8 +51,8 @@ PRESETS: Mapping[str, Preset] = {
             "a first look at every op, enough for a report (two minutes on two cores)",
             0.05,
             # 512 is what the series counts at; several head counts tell launches from bytes.
-            "op=write,read seq_len=1,4,16,64,512,4096 block_size=16,64",
-            "op=write,read seq_len=1,64,512 num_kv_heads=32",
+            "op=write,read seq_len=1,4,16,128,512,1024,4096 block_size=16,64",
+            "op=write,read seq_len=1,128,512 num_kv_heads=32",
             "op=attend seq_len=64:4096:*8 num_heads=32 lengths=equal",
             "op=index seq_len=1,128,1024",
             "op=step seq_len=64,1024 num_heads=8 num_kv_heads=2 head_dim=64 num_layers=4 "

@@ -51,7 +51,7 @@ def test_one_winner_at_every_size_is_said_once():
     later = band(margin=(3.5, 3.4, 3.6), low=17, high=256, least=1.5, most=6)
     assert sentences({"write": [band(), later]}) == (
         "- **write**: `a` is the fastest at every size measured (1 to 256 tokens): the next, `b`, "
-        "takes 2.00 to 3.50x as long (in single cases the quickest other 1.50 to 6.00x)."
+        "takes 2.00 to 3.50x as long (case by case the quickest other takes 1.50 to 6.00x)."
     )
 
 

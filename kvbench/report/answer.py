@@ -161,7 +161,7 @@ def _ahead(own: Sequence[Band]) -> str:
     single = _times([end for band in own for end in (band.least, band.most)])
     remarks = []
     if sum(band.cases for band in own) > 1 and single != times:
-        remarks.append(f"in single cases the quickest other {single}")
+        remarks.append(f"case by case the quickest other takes {single}")
     if tied:
         remarks.append(f"at some sizes not to be told from {_listed(tied)}")
     said = f": the next, {_listed([f'`{name}`' for name in rivals])}, takes {times} as long"
