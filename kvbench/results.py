@@ -218,7 +218,7 @@ class CopyBandwidth:
     """The best copy found on the device at the start of the run.
 
     Raises:
-        InputError: Its bandwidth is no finite number above 0.
+        InputError: Its bandwidth is no finite number above 0, though bytes were copied.
     """
 
     bytes_per_s: float
@@ -229,7 +229,8 @@ class CopyBandwidth:
     """Which copy it was."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.bytes_per_s < math.inf:
+        nothing = self.bytes_per_s == self.nbytes == 0  # for which a device had no room
+        if not (0 < self.bytes_per_s < math.inf or nothing):
             raise InputError(
                 f"copy bandwidth {self.bytes_per_s!r} B/s: expected a finite number above 0"
             )

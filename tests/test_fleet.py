@@ -455,6 +455,6 @@ def test_an_address_where_nobody_listens_is_an_error_at_once(address):
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("kvbench.sweep.cluster.find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"pip install 'kvbench\[ray\]'"), connect("auto"):
+    with pytest.raises(InputError, match=r"pip install '\.\[ray\]'"), connect("auto"):
         pass
     assert replace(place("a"), gpus=0).__str__() == "a"

@@ -224,7 +224,7 @@ def test_what_is_nested_too_deeply_is_refused(folder, name):
         ("layers", 0),
         ("layers", -1),
         ("layers", 2**63),
-        ("launch_floor_s", 0.0),
+        ("launch_floor_s", -1.0),
         ("floors_s", {"wall": -1.0}),
         ("copy_bandwidth", {"bytes_per_s": 0.0, "nbytes": 1, "how": "copy_"}),
     ],
