@@ -472,12 +472,11 @@ def test_figures_of_a_large_run_that_are_left_out_are_said(
         f"{total - 8} of {total} figures are left out, those farthest from a case's defaults; "
         f"`kvbench plot {large_run} --all` draws all"
     )
-    elsewhere = tmp_path / "else where"
-    assert f"--all -o '{elsewhere}'` draws all" in kvbench_("plot", large_run, "-o", elsewhere).out
-    dark = kvbench_("plot", large_run, "--style", "dark").out
-    assert f"`kvbench plot {large_run} --all --style dark` draws all" in dark
-    seven = kvbench_("plot", large_run, "--layers", "7").out
-    assert f"`kvbench plot {large_run} --all --layers 7` draws all" in seven
+    asked = ["--layers", "7", "--style", "dark", "-o", tmp_path / "else where"]
+    again = f"--all --layers 7 --style dark -o '{tmp_path / 'else where'}'"
+    assert (
+        f"`kvbench plot {large_run} {again}` draws all" in kvbench_("plot", large_run, *asked).out
+    )
 
 
 def test_all_figures_of_a_large_run_are_drawn_one_at_a_time_when_asked_for(

@@ -184,11 +184,11 @@ def test_a_strategy_refuses_the_layouts_that_it_cannot_do_and_says_why(strategy,
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_all_strategies_but_compiled_ones_are_right_in_half_of_the_check_grids(chunk, cpu):
-    # Drawn, since every second case would leave values of an axis out; `make check-exhaustive`
+def test_all_strategies_but_compiled_ones_are_right_in_a_third_of_the_check_grids(chunk, cpu):
+    # Drawn, since every third case would leave values of an axis out; `make check-exhaustive`
     # does all of them.
-    half = random.Random(0).sample(GRID, len(GRID) // 2)  # noqa: S311 - reproducible, not secret
-    assert faults(half[chunk::CHUNKS], cpu) == []
+    third = random.Random(0).sample(GRID, len(GRID) // 3)  # noqa: S311 - reproducible, not secret
+    assert faults(third[chunk::CHUNKS], cpu) == []
 
 
 @pytest.mark.gpu
