@@ -157,7 +157,7 @@ def gathered() -> tuple[str, ...]:
 
 
 def answer(*left_out: str) -> str:
-    """Who is fastest in the reference run, a point per op; without strategies, where that differs."""
+    """Who is fastest in the reference run, a point per op; without strategies, where it differs."""
     layers = reference().info.layers
     found = answers(frame(), layers)
     if left_out:
