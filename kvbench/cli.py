@@ -164,10 +164,9 @@ def run(
         suited = PRESETS["cpu" if target.type == "cpu" else "gpu"]
         chosen, cases = chosen_sweep(named, overrides, suited, by_axes=bool(axes))
         done = {strategy.op for strategy in strategies}
-        cases = tuple(case for case in cases if case.op in done) or cases
-        number, count = _shard(shard, len(cases))
+        own = [case for case in cases if case.op in done]
         plan = Plan(
-            cases=shard_of([case for case in cases if case.op in done], seed, number, count),
+            cases=shard_of(own, seed, *_shard(shard, len(own or cases))),
             strategies=strategies,
             device=target,
             command=command_line(),
@@ -328,14 +327,15 @@ def _report(folders: Iterable[Path], layers: int) -> None:
         _print_tables(frame, layers, markdown=False)
         _print_first_calls(frame, markdown=False)
         _print_untimed(frame)
-        doubted = doubt_table(doubtful(frame), _MOST_DOUBTS)
-        if doubted is not None:
-            out.print(doubted.rich())
+        doubted = doubtful(frame)
+        worst = doubt_table(doubted, _MOST_DOUBTS)
+        if worst is not None:
+            out.print(worst.rich())
         say(environment_line(done.info))
         save_plots(done, frame, folder / PLOTS_FOLDER)
         found = answers(frame, layers)
         say("")
-        _warn(done, frame, markdown=False)
+        _warn(done, frame, doubted, markdown=False)
         if found:
             say(f"{basis(found, layers)}:")
             say(f"{plain(sentences(found))}\n")
@@ -452,9 +452,11 @@ def list_(device: str, files: tuple[Path, ...]) -> None:
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 def rank(folder: Path, layers: int | None, left_out: tuple[str, ...], *, markdown: bool) -> None:
     """Print the ranking of a run: which strategy is fastest, and by how much."""
+    from kvbench.analysis.doubt import doubtful
+
     done = load_run(folder, left_out)
     frame = _frame(done)
-    _warn(done, frame, markdown=markdown)
+    _warn(done, frame, doubtful(frame), markdown=markdown)
     _print_tables(frame, layers or done.info.layers, markdown=markdown)
     _print_first_calls(frame, markdown=markdown)
     if not markdown:
@@ -486,12 +488,13 @@ def merge(folder: Path, runs: tuple[Path, ...], *, mixed: bool) -> None:
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 def fit(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
     """Explain a run: µs per call and per launch, GB/s, what bounds each cell, and crossovers."""
+    from kvbench.analysis.doubt import doubtful
     from kvbench.analysis.fit import fit_run
     from kvbench.report.explain import crossover_table, fit_table, refusals_table, verdict_table
 
     done = load_run(folder, left_out)
     frame = _frame(done)
-    _warn(done, frame, markdown=markdown)
+    _warn(done, frame, doubtful(frame), markdown=markdown)
     for op in OPS:
         fits = fit_run(frame, op)
         for table in (
@@ -510,11 +513,12 @@ def fit(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 def claims(folder: Path, left_out: tuple[str, ...], *, markdown: bool) -> None:
     """Hold the claims of the teaching series against what a run measured."""
+    from kvbench.analysis.doubt import doubtful
     from kvbench.report.claims import claims_table
 
     done = load_run(folder, left_out)
     frame = _frame(done)
-    _warn(done, frame, markdown=markdown)
+    _warn(done, frame, doubtful(frame), markdown=markdown)
     show(claims_table(frame, done.info), markdown=markdown)
 
 
@@ -761,12 +765,11 @@ def _frame(done: Run) -> "pd.DataFrame":
     return to_frame(done.results)
 
 
-def _warn(run: Run, frame: "pd.DataFrame", *, markdown: bool) -> None:
+def _warn(run: Run, frame: "pd.DataFrame", doubted: "pd.DataFrame", *, markdown: bool) -> None:
     """What to know before what is said of a run: that it was disturbed, if it was."""
-    from kvbench.analysis.doubt import doubtful
     from kvbench.report.machine import busy, doubts
 
-    for said in filter(None, (busy(run.info), doubts(doubtful(frame), frame))):
+    for said in filter(None, (busy(run.info), doubts(doubted, frame))):
         say(f"**{said}**\n" if markdown else f"WARNING: {said}")
 
 

@@ -124,7 +124,8 @@ def refuse_other_run(folder: Path, run: Path | None) -> None:
         InputError: There is another run.
     """
     if has_run(folder) and (run is None or folder.resolve() != run.resolve()):
-        raise InputError(f"folder {str(folder)!r} is another run's; expected one without a run")
+        whose = "holds a run" if run is None else "is another run's"
+        raise InputError(f"folder {str(folder)!r} {whose}; expected one without a run")
 
 
 def unwritable(file: Path, error: OSError) -> InputError:

@@ -36,7 +36,10 @@ class Finite(click.FloatRange):
 
 
 class Layers(click.IntRange):
-    """How many layers a step has: not more than any machine holds."""
+    """How many layers a step has: not more than any machine holds.
+
+    Its help need not name a limit that nobody comes near, as a range's would.
+    """
 
     def __init__(self) -> None:
         super().__init__(min=1)
@@ -54,7 +57,6 @@ class Layers(click.IntRange):
 
 
 LAYERS = Layers()
-"""The help need not name a limit that nobody comes near."""
 DEVICE_OPTION = click.option(
     "--device", default="auto", show_default=True, help='"cpu", "cuda", "cuda:1", …'
 )

@@ -306,4 +306,4 @@ class RunInfo:
             raise InputError(f"layers={self.layers!r}: expected 1 or more, up to {MOST}")
         for name, time_s in (*self.floors_s.items(), ("launch", self.launch_floor_s)):
             if not 0 <= time_s < math.inf:  # a device's clock may be coarser than an empty launch
-                raise InputError(f"floor of {name}={time_s!r} s: expected a finite number, or 0")
+                raise InputError(f"floor of {name}={time_s!r} s: expected a finite time >= 0")

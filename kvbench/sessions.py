@@ -136,15 +136,17 @@ def merge(folder: Path, runs: Sequence[Run], command: str, *, mixed: bool) -> Ru
     first = runs[0]
     owner: dict[tuple[object, str], int] = {}
     for number, run in enumerate(runs):
-        found = [
+        every = [
             each
             for environment in _environments(run.info)
             for each in differences(first.info.environment, environment, same_device=False)
         ]
-        found += differing_limits(first.info, run.info)
+        found = list(dict.fromkeys([*every, *differing_limits(first.info, run.info)]))
         if found and not mixed:
             raise StoreError(
-                f"run {str(run.folder)!r} differs from {str(first.folder)!r}: {', '.join(found)}; "
+                f"run {str(run.folder)!r} differs from "
+                f"{repr(str(first.folder)) if number else 'its own first session'}: "
+                f"{', '.join(found)}; "
                 "expected the same, or --allow-mixed"
             )
         for row in run.results:

@@ -149,7 +149,10 @@ def require_room(folder: Path, rows: int) -> None:
 
 def has_run(folder: Path) -> bool:
     """Whether there is a run to resume in `folder`."""
-    return (folder / RUN_FILE).exists()
+    try:
+        return (folder / RUN_FILE).exists()
+    except OSError:  # as of a name that is too long: who writes there is told why not
+        return False
 
 
 class RunWriter:
@@ -332,6 +335,11 @@ def load(folder: Path) -> Run:
                         f"{path}: line {number} is no row: {error}; "
                         f"expected one JSON object of schema version {SCHEMA_VERSION}"
                     ) from error
+                if row.session > len(info.resumptions):
+                    raise StoreError(
+                        f"{path}: line {number} is of session {row.session}; expected one of those "
+                        f"in {RUN_FILE}, 0 to {len(info.resumptions)}"
+                    )
                 # Hashes: what they are of would take as much memory as a row.
                 if hash(_measured(row)) in seen:
                     _refuse_again(row, results, path)

@@ -83,14 +83,24 @@ def test_of_many_doubtful_times_a_terminal_has_those_that_are_contradicted_most(
     rows = [row(8, 500), row(16, 900), row(32, 700), row(64, 2)]
     table = doubt_table(doubtful(to_frame(rows)), 2)
     assert [line[3] for line in table.rows] == ["op=write seq_len=16", "op=write seq_len=32"]
-    assert table.note.endswith("1 more are in the report.")
-    assert "more are in" not in doubt_table(doubtful(to_frame(rows)), 3).note
+    assert table.note.endswith("The report has 1 more.")
+    assert "The report" not in doubt_table(doubtful(to_frame(rows)), 3).note
+
+
+def test_how_much_times_are_contradicted_is_counted_beyond_what_more_tokens_take():
+    # 60 times as long for each token is half as much over its limit as 9 times as long.
+    rows = [row(1, 1), row(512, 512 * 60), row(1024, 512 * 60 / 9)]
+    frame = to_frame(rows)
+    assert sorted(doubtful(frame)["seq_len"]) == [512]
+    other = [row(1, 1, block_size=64), row(4096, 4096 * 60, block_size=64)]
+    both = doubtful(to_frame([*rows, *other]))
+    assert [line[3] for line in doubt_table(both, 1).rows] == ["op=write seq_len=512"]
 
 
 def test_that_times_are_to_be_doubted_is_said_first():
     rows = [row(8, 500), row(16, 900), row(64, 2)]
     run, frame = run_of(rows), to_frame(rows)
-    assert doubts(doubtful(frame), frame).startswith("2 of 3 times are to be doubted: more tokens")
+    assert doubts(doubtful(frame), frame).startswith("2 of 3 times are to be doubted: others")
     first, *_ = compose(run, frame, 32).sections[0].parts
     assert first.markdown == f"**{doubts(doubtful(frame), frame)}**"
     one = to_frame([row(8, 500), row(64, 2)])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import result
+from test_fastest import launching
 
 from kvbench.analysis import fit as fit_module
 from kvbench.analysis.fit import (
@@ -146,6 +147,21 @@ def test_cells_of_which_hardly_any_resample_identifies_the_model_are_refused(mon
     assert "fewer than one in 10 resamples of the cells tell launches and bytes apart" in str(
         found.reason
     )
+
+
+def test_a_call_whose_gather_is_known_to_launch_ever_more_is_not_taken_to_launch_as_often():
+    rows = []
+    for phase in ("run", "gather"):
+        for n in (16, 64, 256, 1024, 4096, 8192):
+            counts = launching(n // 16) if phase == "gather" else None
+            for strategy in ("attend.mine", "attend.other"):
+                grown = strategy == "attend.mine"
+                own = counts if grown or counts is None else launching(2)
+                row = result(strategy, [1e-6 * n] * 5, seq_len=n, phase=phase, launches=own)
+                rows.append(row)
+    fits = {fit.name: fit for fit in fit_run(to_frame(rows), "attend")}
+    assert fits["attend.mine"].reason.startswith("its launches grow with the case")
+    assert isinstance(fits["attend.other"], Fit)
 
 
 def test_of_whole_steps_launches_that_are_not_known_are_not_taken_for_as_many():

@@ -375,7 +375,7 @@ def test_a_prediction_is_not_drawn_into_a_run(predict, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     code, _, said = predict("--gpu", "l4", *FEW, "-o", tmp_path)
     assert code == 2
-    assert "is another run's" in said
+    assert "holds a run; expected one without" in said
 
 
 def test_a_prediction_of_one_size_says_that_there_is_nothing_to_draw(predict, tmp_path):

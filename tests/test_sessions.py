@@ -96,6 +96,8 @@ def test_a_shard_that_was_resumed_elsewhere_is_of_another_kind_too(shards, tmp_p
         writer.begin_session(Resumption(created="", command="", environment=other))
     with pytest.raises(StoreError, match=r"torch '2\.13\.0' \(here '2\.9\.0'\)"):
         merge(tmp_path / "all", [shards[0], load(shards[1].folder)], "", mixed=False)
+    with pytest.raises(StoreError, match="differs from its own first session: torch"):
+        merge(tmp_path / "all", [load(shards[1].folder), shards[0]], "", mixed=False)
 
 
 def test_shards_are_left_as_they_are(shards, tmp_path):

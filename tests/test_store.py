@@ -17,10 +17,10 @@ import pytest
 from drawn import cases
 from hypothesis import given
 from hypothesis import strategies as st
-from made import SAMPLES_S, contents, measurement, result, run_folder, run_info
+from made import SAMPLES_S, contents, environment, measurement, result, run_folder, run_info
 
 from kvbench.errors import StoreError
-from kvbench.results import SCHEMA_VERSION, Result
+from kvbench.results import SCHEMA_VERSION, Result, Resumption
 from kvbench.store import ROWS_FILE, RUN_FILE, RunWriter, load, reserve
 from kvbench.timing.rounds import StoppingRule
 
@@ -201,7 +201,16 @@ def test_a_case_is_checked_in_whichever_line_it_is(folder):
     assert "block_size=0: expected an integer, 1 or more" in message
 
 
+def test_a_row_of_a_session_that_there_was_not_is_refused(folder):
+    path = folder / ROWS_FILE
+    path.write_bytes(path.read_bytes().replace(b'"session":0', b'"session":1', 1))
+    message = message_of(load, folder)
+    assert "line 1 is of session 1; expected one of those in run.json, 0 to 0" in message
+
+
 def test_a_row_that_is_there_twice_is_refused(folder):
+    with RunWriter.resume(folder)[0] as writer:
+        writer.begin_session(Resumption(created="", command="", environment=environment()))
     path = folder / ROWS_FILE
     path.write_bytes(path.read_bytes() + changed_row(1) + b"\n")
     message = message_of(load, folder)

@@ -13,11 +13,11 @@ def broken_down(frame: pd.DataFrame, op: str) -> tuple[pd.DataFrame, tuple[Refus
         op: The op.
 
     Returns:
-        The rows that are `fit.fitted`, of strategies that
-        have a fit, with the columns call_s, launches_s and bytes_s, the model's seconds of each
-        part; rest_s, the measured median less their sum, below 0 where the model says too much;
-        and split: where it is False, the cells can't tell a call from its launches, call_s is of
-        both and launches_s is 0. Then the strategies that have none, with the reason.
+        The rows that are `fit.fitted`, of strategies that have a fit, with the columns call_s,
+        launches_s and bytes_s, the model's seconds of each part; rest_s, the measured median less
+        their sum, below 0 where the model says too much; and split: where it is False, the cells
+        can't tell a call from its launches, call_s is of both and launches_s is 0. Then the
+        strategies that have none, with the reason.
     """
     runs, fits = fitted(frame, op), fit_run(frame, op)
     known = {fit.name: fit for fit in fits if isinstance(fit, Fit)}

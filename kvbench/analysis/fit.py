@@ -54,7 +54,8 @@ class Fit:
     per_launch_s: Term | None
     """Seconds of each launch; None as for per_call_s."""
     overhead_s: Term | None
-    """Seconds of a call and its launches, where all cells make the same number of launches."""
+    """Seconds of a call and its launches, where all cells make the same number of launches, or are
+    taken to, since it is not known."""
     bandwidth_bytes_per_s: Term | None
     """Bytes per second; None if moving bytes takes no time that can be seen."""
     r_squared: float
@@ -225,31 +226,39 @@ def fitted(frame: pd.DataFrame, op: str) -> pd.DataFrame:
         frame: Rows of a run, with the columns launches and least_bytes.
         op: The op.
     """
-    runs = timed(frame[(frame["op"] == op) & (frame["tokens"] > 0)])
+    runs = main_pools(timed(frame[(frame["op"] == op) & (frame["tokens"] > 0)]))
     counted = runs["launches"].notna()
     some = runs["strategy"].isin(runs.loc[counted, "strategy"].unique())
-    return main_pools(runs[counted | ~some])
+    return runs[counted | ~some]
 
 
 def fit_run(frame: pd.DataFrame, op: str) -> list[Fit | Refusal]:
     """The model of every strategy of an op that was timed, and of all of them jointly.
 
     A strategy whose launches are not known is taken to make as many in every case: its call and
-    whatever it launches are one overhead. It has no part in the joint fit. Of whole steps that can
-    not be so, as each layer launches.
+    whatever it launches are one overhead. It has no part in the joint fit. That can't be so of
+    whole steps, as each layer launches, nor where a part of the call is known to launch more in one
+    case than in another, as a gather that loops does.
 
     Args:
         frame: Rows of a run, with the columns launches and least_bytes.
         op: The op.
     """
     runs = fitted(frame, op)
+    parts = frame[(frame["op"] == op) & ~frame["phase"].isin(("run", "prepare"))]
+    varying = parts.groupby("strategy")["launches"].nunique() > 1
     fits: list[Fit | Refusal] = []
     for name, own in runs.groupby("strategy", sort=True):
-        if op in WHOLE_STEPS and own["launches"].isna().all():
-            reason = "every layer launches, and how much is not known without a GPU"
-            fits.append(Refusal(str(name), len(own), reason))
-        else:
+        reason = None
+        if own["launches"].isna().all():
+            if op in WHOLE_STEPS:
+                reason = "every layer launches, and how often is not known"
+            elif varying.get(name, default=False):
+                reason = "its launches grow with the case, and how many a call makes is not known"
+        if reason is None:
             fits.append(fit_model(str(name), *_columns(own)))
+        else:
+            fits.append(Refusal(str(name), len(own), reason))
     counted = runs[runs["launches"].notna()]
     if counted["strategy"].nunique() > 1:
         fits.append(fit_model(f"{op}, all jointly", *_columns(counted)))

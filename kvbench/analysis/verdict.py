@@ -41,7 +41,7 @@ def cpu_verdicts(runs: pd.DataFrame, fits: Mapping[str, Fit]) -> "pd.Series[str]
 
 def _of_parts(overhead: float, moving: float) -> str | None:
     total = overhead + moving
-    if total <= 0:
+    if not total > 0:  # nor where it is not known
         return None
     if overhead >= MOST * total:
         return "overhead-bound"

@@ -77,13 +77,14 @@ def fit_table(op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
 
 def refusals_table(op: str, fits: Sequence[Fit | Refusal]) -> Table | None:
     """The strategies that the run can't fit, and why; None if it fits all."""
-    because: dict[str, list[str]] = {}
+    because: dict[tuple[str, str], list[str]] = {}
     for fit in fits:
         if isinstance(fit, Refusal):
-            because.setdefault(fit.reason, []).append(fit.name)
+            joint = "" if fit.name.startswith(f"{op}.") else fit.name  # on a line of its own
+            because.setdefault((fit.reason, joint), []).append(fit.name)
     if not because:
         return None
-    rows = tuple((", ".join(names), reason) for reason, names in because.items())
+    rows = tuple((", ".join(names), reason) for (reason, _), names in because.items())
     return Table(f"{op}: not fitted", ("strategy", "because"), rows)
 
 

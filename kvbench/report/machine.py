@@ -186,9 +186,9 @@ def doubts(doubted: pd.DataFrame, frame: pd.DataFrame) -> str:
     count, times = len(doubted), int((frame["status"] == "ok").sum())
     are = "is" if count == 1 else "are"
     return (
-        f"{count:,} of {times:,} times {are} to be doubted: more tokens took less, so that "
-        "something else had a core meanwhile. They count in all that is said here: measure again "
-        "what it rests on."
+        f"{count:,} of {times:,} times {are} to be doubted: others of their line contradict them, "
+        "most likely since something else had a core meanwhile. They count in all that is said "
+        "here: measure again what it rests on."
     )
 
 
@@ -205,7 +205,10 @@ def doubt_table(doubted: pd.DataFrame, most: int | None = None) -> Table | None:
     left_out = 0
     if most is not None and len(rows) > most:
         left_out = len(rows) - most
-        rows = rows.nlargest(most, "ratio")
+        # Of a time against a smaller size's, only what it has beyond its tokens.
+        growth = (rows["seq_len"] / rows["other"]).clip(lower=1)
+        limit = growth.where(growth == 1, growth * JUMP).where(growth > 1, LEAST)
+        rows = rows.loc[(rows["ratio"] / limit).nlargest(most).index]
     return Table(
         "Times to be doubted",
         ("strategy", "phase", "clock", "case", "took", "but it took", "again"),
@@ -224,7 +227,7 @@ def doubt_table(doubted: pd.DataFrame, most: int | None = None) -> Table | None:
         f"At least {LEAST:g} times as long as with more tokens, or {JUMP:g} times as long for each "
         "token as with fewer: most likely another process had a core while these cases "
         "were measured. The rankings have them all the same; measure them again."
-        + (f" {left_out:,} more are in the report." if left_out else ""),
+        + (f" The report has {left_out:,} more." if left_out else ""),
     )
 
 

@@ -58,7 +58,7 @@ spread; two that cross say from how many layers on preparing pays."""
 _BREAKDOWN = """\
 The time of a call as the fitted model explains it: what a call costs before it launches anything
 (a), what its launches add (b each), and its bytes at the fitted bandwidth. What a run can't tell
-apart is not told: such strategies are refused, with the reason."""
+apart is not told: such strategies have one part of both, or are refused, with the reason."""
 _GATHER = """\
 An attention over copies pays for its gather first. Beside the fastest that gathers stand those that
 read the blocks where they lie."""

@@ -27,7 +27,7 @@ _USUAL = {**DEFAULTS, "queries_per_kv_head": 1}
 
 def kv_heads(count: object) -> str:
     """So many KV heads: "1 KV head", "8 KV heads"."""
-    return f"{count} KV head{'s' * (count != 1)}"
+    return f"{count} KV head{'' if count == 1 else 's'}"
 
 
 def describe(shared: Mapping[str, object], always: tuple[str, ...] = ()) -> str:

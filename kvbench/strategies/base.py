@@ -119,7 +119,7 @@ def _answer(
 ) -> str | None:
     try:
         answer = getattr(strategy, method)(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}"
         raise StrategyError(f"strategy {strategy.name!r}: {method} failed: {what}") from error
     if not isinstance(answer, str | None):

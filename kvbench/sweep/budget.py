@@ -9,7 +9,7 @@ import torch
 from kvbench.cases import WHOLE_STEPS, Case
 from kvbench.devices import synchronize
 from kvbench.filling import fill
-from kvbench.strategies.base import Strategy
+from kvbench.strategies.base import Strategy, why_unsupported, why_untimed
 from kvbench.sweep.first_call import FirstCall
 from kvbench.workload import build
 
@@ -63,7 +63,7 @@ def _probes(strategy: Strategy, case: Case, device: torch.device) -> tuple[Case,
         dataclasses.replace(few, batch=1, seq_len=count * case.block_size) for count in (1, 4)
     ]
     for pair in ((few, many), (blocks[0], blocks[1])):
-        if all(strategy.supports(probe, device) is None for probe in pair):
+        if all(why_unsupported(strategy, probe, device) is None for probe in pair):
             return pair
     return None  # run without knowing: what takes too long is ended
 
@@ -71,7 +71,7 @@ def _probes(strategy: Strategy, case: Case, device: torch.device) -> tuple[Case,
 def _probe_tokens(strategy: Strategy, case: Case, device: torch.device) -> tuple[int, int]:
     if case.op not in WHOLE_STEPS:
         return _PROBES
-    return _STEP_PROBES if strategy.untimed(device) is None else _INTERPRETED_STEP_PROBES
+    return _STEP_PROBES if why_untimed(strategy, device) is None else _INTERPRETED_STEP_PROBES
 
 
 def _probe_case(case: Case, tokens: int) -> Case:

@@ -17,10 +17,10 @@ from kvbench.analysis.statistics import CONFIDENCE
 from kvbench.buffers import Buffers
 from kvbench.cases import Case
 from kvbench.devices import free_bytes, synchronize
-from kvbench.errors import InputError, KvbenchError
+from kvbench.errors import InputError, KvbenchError, StrategyError
 from kvbench.filling import fill
 from kvbench.results import CacheState, LaunchCounts, Measurement, Phase, Result, Status
-from kvbench.strategies.base import Strategy
+from kvbench.strategies.base import Strategy, why_unsupported, why_untimed
 from kvbench.strategies.registry import file_of
 from kvbench.sweep.budget import estimate
 from kvbench.sweep.first_call import FirstCall
@@ -218,12 +218,11 @@ def _refusal(case: Case, strategy: Strategy, bench: Bench, status: Status, reaso
 def _examine(strategy: Strategy, workload: Workload, bench: Bench) -> tuple[Status, str] | float:
     """What a first call took if the strategy may be timed, else the status of its row and why."""
     case = workload.case
-    unsupported = strategy.supports(case, bench.device)
-    untimed = strategy.untimed(bench.device)
-    answers: dict[str, object] = {"supports": unsupported, "untimed": untimed}
-    for method, answer in answers.items():
-        if not isinstance(answer, str | None):
-            return "failed", f"{method} returned {answer!r}; expected None or the reason why not"
+    try:
+        unsupported = why_unsupported(strategy, case, bench.device)
+        untimed = why_untimed(strategy, bench.device)
+    except StrategyError as error:
+        return "failed", str(error)
     if unsupported is not None:
         return "unsupported", unsupported
     if bench.cache == "rotated":

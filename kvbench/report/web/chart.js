@@ -286,6 +286,7 @@ kv.chart = (() => {
     let initial = { ...state };
     let drawn = false;
     let current = null;
+    let at = null;
 
     const id = figure.id;
     const box = element("div", { class: "control-grid" });
@@ -357,7 +358,7 @@ kv.chart = (() => {
     function draw() {
       module.settle(op, kind, state);
       const width = figure.clientWidth;
-      const at = look(hidden, width);
+      at = look(hidden, width);
       current = module.view(op, kind, state, at);
       settings(module.controls(op, kind, state), state);
       title.textContent = current.title ?? title.textContent;
@@ -379,11 +380,11 @@ kv.chart = (() => {
       }
       walk(current.why ? [] : current.lines);
       plot.style.height = `${current.height ?? (at.narrow ? 340 : 430)}px`;
-      paint(at);
+      paint();
       fillTable();
     }
 
-    function paint(at) {
+    function paint() {
       if (!drawn || current.why) return;
       const layout = common(current, at, at.narrow);
       // What was zoomed to stays until another view is asked for.
@@ -430,7 +431,7 @@ kv.chart = (() => {
     function start() {
       if (drawn) return;
       drawn = true;
-      paint(look(hidden, figure.clientWidth));
+      paint();
     }
 
     kv.theme.onChange(draw);
