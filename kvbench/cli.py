@@ -767,9 +767,9 @@ def _frame(done: Run) -> "pd.DataFrame":
 
 def _warn(run: Run, frame: "pd.DataFrame", doubted: "pd.DataFrame", *, markdown: bool) -> None:
     """What to know before what is said of a run: that it was disturbed, if it was."""
-    from kvbench.report.machine import busy, doubts
+    from kvbench.report.machine import caveats
 
-    for said in filter(None, (busy(run.info), doubts(doubted, frame))):
+    for said in caveats(run.info, doubted, frame):
         say(f"**{said}**\n" if markdown else f"WARNING: {said}")
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from kvbench.cases import Case
 from kvbench.errors import InputError, StoreError, unknown
+from kvbench.files import replace_file
 from kvbench.results import SCHEMA_VERSION, Result, Resumption, RunInfo
 from kvbench.units import format_bytes
 
@@ -24,6 +25,7 @@ RUN_FILE = "run.json"
 ROWS_FILE = "rows.jsonl"
 PLOTS_FOLDER = "plots"
 _NEW_RUN_FILE = ".run.json.new"
+"""What `replace_file` leaves where it was killed."""
 """run.json while it is written: a run that is killed then has the old one, or none."""
 
 _UNREADABLE = (msgspec.MsgspecError, InputError, RecursionError)
@@ -223,9 +225,7 @@ class RunWriter:
 
     def _write_info(self) -> None:
         encoded = msgspec.json.format(msgspec.json.encode(self.info), indent=2)
-        new = self.folder / _NEW_RUN_FILE
-        new.write_bytes(encoded + b"\n")
-        new.replace(self.folder / RUN_FILE)
+        replace_file(self.folder / RUN_FILE, encoded + b"\n")
 
     def begin_session(self, resumption: Resumption) -> int:
         """Let what is appended from now on belong to a new session.

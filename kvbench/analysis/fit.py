@@ -246,19 +246,19 @@ def fit_run(frame: pd.DataFrame, op: str) -> list[Fit | Refusal]:
     """
     runs = fitted(frame, op)
     parts = frame[(frame["op"] == op) & ~frame["phase"].isin(("run", "prepare"))]
-    varying = parts.groupby("strategy")["launches"].nunique() > 1
+    of_parts = parts.groupby("strategy")["launches"].nunique()
+    growing = set(of_parts.index[of_parts > 1])
     fits: list[Fit | Refusal] = []
     for name, own in runs.groupby("strategy", sort=True):
-        reason = None
-        if own["launches"].isna().all():
-            if op in WHOLE_STEPS:
-                reason = "every layer launches, and how often is not known"
-            elif varying.get(name, default=False):
-                reason = "its launches grow with the case, and how many a call makes is not known"
-        if reason is None:
-            fits.append(fit_model(str(name), *_columns(own)))
-        else:
+        unknown = own["launches"].isna().all()
+        if unknown and op in WHOLE_STEPS:
+            reason = "every layer launches, and how often is not known"
             fits.append(Refusal(str(name), len(own), reason))
+        elif unknown and name in growing:
+            reason = "its launches grow with the case, and how many a call makes is not known"
+            fits.append(Refusal(str(name), len(own), reason))
+        else:
+            fits.append(fit_model(str(name), *_columns(own)))
     counted = runs[runs["launches"].notna()]
     if counted["strategy"].nunique() > 1:
         fits.append(fit_model(f"{op}, all jointly", *_columns(counted)))

@@ -192,6 +192,11 @@ def doubts(doubted: pd.DataFrame, frame: pd.DataFrame) -> str:
     )
 
 
+def caveats(info: RunInfo, doubted: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
+    """All that is to be known before anything is said of a run: see `busy` and `doubts`."""
+    return [said for said in (busy(info), doubts(doubted, frame)) if said]
+
+
 def doubt_table(doubted: pd.DataFrame, most: int | None = None) -> Table | None:
     """Times that others of their line contradict, with the commands; None if there are none.
 

@@ -15,9 +15,8 @@ from kvbench.report.document import Chart, ChartKind, Details, Document, Part, R
 from kvbench.report.explain import crossover_table, fit_table, refusals_table, verdict_table
 from kvbench.report.launches import launches_table
 from kvbench.report.machine import (
-    busy,
+    caveats,
     doubt_table,
-    doubts,
     environment_table,
     found_table,
     quality_table,
@@ -179,17 +178,13 @@ def _answer(run: Run, frame: pd.DataFrame, layers: int, doubted: pd.DataFrame) -
         "answer",
         "The answer",
         (
-            *_before_all(run, frame, doubted),
+            *(Text(f"**{said}**") for said in caveats(run.info, doubted, frame)),
             Text(f"{basis(found, layers)}:"),
             Text(sentences(found)),
             answer_table(found, layers),
             *_folded("Rankings and times of all strategies", details),
         ),
     )
-
-
-def _before_all(run: Run, frame: pd.DataFrame, doubted: pd.DataFrame) -> list[Part]:
-    return [Text(f"**{said}**") for said in (busy(run.info), doubts(doubted, frame)) if said]
 
 
 def _crossovers(frame: pd.DataFrame) -> Section | None:
